@@ -66,6 +66,10 @@ std::string call(const char* name, const std::vector<Argument>& arguments) {
   for (int i = 0; i < 2; ++i) sigaction(signals[i], &before[i], nullptr);
   for (const Region& region : state.scratch)
     if (problem.empty() && !region.intact()) problem = "the kernel wrote outside its " + region.name;
+  for (const Region& region : state.counters)  // whose highest bits a barrier of blocks flips (`cuda/grid.cuh`)
+    if (problem.empty() && std::any_of(reinterpret_cast<unsigned*>(region.begin), reinterpret_cast<unsigned*>(region.end),
+                                       [](unsigned counter) { return counter << 1; }))
+      problem = "the kernel left a counter that is not zero";
   for (const Operand& operand : operands)
     if (const std::string found = operand.finish(); problem.empty()) problem = found;
   return problem;

@@ -68,8 +68,8 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         "hgemm-v20_any_columns",
         {
             "last_part": (
-                "atomicInc(&arrivals[stream][tile], splits - 1) == splits - 1",
-                "atomicInc(&arrivals[stream][tile], splits - 1) == 0",
+                "atomicInc(counters + tile, splits - 1) == splits - 1",
+                "atomicInc(counters + tile, splits - 1) == 0",
             )
         },
         WRONG,

@@ -292,8 +292,9 @@ void on_signal(int, siginfo_t* info, void*) {
     if (region->near(info->si_addr))
       fail(region->contains(info->si_addr, 1) ? "writes operand " + region->name + ", which is an input"
                                               : "touches memory outside operand " + region->name);
-  for (const Region& region : state.scratch)
-    if (region.near(info->si_addr)) fail("touches memory outside its " + region.name);
+  for (const std::deque<Region>* regions : {&state.scratch, &state.counters})
+    for (const Region& region : *regions)
+      if (region.near(info->si_addr)) fail("touches memory outside its " + region.name);
   for (const Block& block : state.blocks)
     for (const auto& [id, region] : block.shared)
       if (region->near(info->si_addr)) fail("touches memory outside its " + region->name);

@@ -199,6 +199,10 @@ struct State {
   const std::function<void()>* body = nullptr;
   std::vector<Region*> operands;
   std::deque<Region> scratch;  // that the call has allocated
+  std::deque<Region> counters;  // that calls have allocated with cudaMalloc
+  unsigned long long capture = 0;  // of a CUDA graph, on all streams; 0 is none
+  cudaError_t of_capture = cudaSuccess;  // what CUDA answers to a question about captures
+  cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
   size_t shared_allowed = kDefaultShared;
   char* stacks = nullptr;
   std::unique_ptr<Fiber[]> fibers;  // one for each stack
@@ -448,6 +452,35 @@ inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162
 #define cudaDeviceGetAttribute(value, attribute, device) (*(value) = emulator::attribute_of_gpu(attribute), cudaSuccess)
 #define cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, ...) (*(blocks) = 2, cudaSuccess)
 
+// Work on a stream is done at once. What is not allowed during captures is refused then, except in the relaxed mode.
+#define cudaGetLastError() (emulator::state.of_capture = cudaSuccess)
+#define cudaStreamGetCaptureInfo(stream, status, id) emulator::find_capture(status, id)
+
+namespace emulator {
+inline cudaError_t find_capture(cudaStreamCaptureStatus* status, unsigned long long* id) {
+  *status = state.capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone, *id = state.capture;
+  return state.of_capture;
+}
+inline cudaError_t outside_captures() {
+  const bool is_relaxed = state.capture_mode == cudaStreamCaptureModeRelaxed;
+  return state.capture && !is_relaxed ? cudaErrorStreamCaptureUnsupported : cudaSuccess;
+}
+}  // namespace emulator
+
+inline cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, emulator::state.capture_mode);
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return emulator::outside_captures();
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return emulator::outside_captures(); }
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return emulator::outside_captures(); }
+inline cudaError_t cudaMalloc(void** p, size_t bytes) {
+  *p = emulator::state.counters.emplace_back("counters", bytes).begin;
+  return emulator::outside_captures();
+}
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
   memset(p, value, bytes);
   return cudaSuccess;

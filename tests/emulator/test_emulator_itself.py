@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -206,3 +206,38 @@ def test_a_missing_barrier_is_seen_and_one_that_is_there_suffices(forbidden) -> 
     assert all(bool(torch.equal(forbidden(18), backwards)) for _ in range(10))
     assert not any(bool(torch.equal(forbidden(17), backwards)) for _ in range(10))
     assert len({tuple(forbidden(17).nan_to_num(-1).tolist()) for _ in range(10)}) > 5  # the schedules differ
+
+
+@pytest.fixture(scope="module")
+def counters(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[int]]:
+    kernel = Kernel("test", "counters", "cuda", Path(__file__).resolve().parents[1] / "emulator" / "counters.cu")
+    library = compiled(kernel, tmp_path_factory.mktemp("counters"))
+
+    def run(launches: Sequence[tuple[int, int]], mistake: int = 0) -> list[int]:
+        """Which counters launches by (capture, stream) have: those that come first are number 0, the next others 1."""
+        addresses = torch.empty(len(launches), dtype=torch.int64)
+        Emulated(kernel, library, mistake)(addresses, *torch.tensor(launches).t().contiguous())
+        found: dict[int, int] = {}
+        return [found.setdefault(address, len(found)) for address in addresses.tolist()]
+
+    return run
+
+
+def test_each_stream_and_capture_has_counters_of_its_own(counters: Callable[..., list[int]]) -> None:
+    assert counters([(0, 1), (0, 2), (5, 1), (5, 2), (6, 1), (0, 1), (5, 1)]) == [0, 1, 2, 3, 4, 0, 2]
+    assert counters([(-1, 0), (7, 1), (0, 0)]) == [0, 1, 0]  # -1: CUDA does not say whether the stream is captured
+    assert counters([(0, stream) for stream in range(200)]) == list(range(200))
+
+
+def test_after_4096_captures_the_oldest_counters_are_used_again(counters: Callable[..., list[int]]) -> None:
+    launches = [(capture, 1) for capture in range(4098)] + [(4096, 1), (2, 1), (0, 1), (4098, 1)]
+    assert counters(launches, 3) == [*range(4097), 1, 4096, 2, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "why"),
+    [(1, "the kernel left a counter that is not zero"), (2, "touches memory outside its counters")],
+)
+def test_what_a_kernel_must_not_do_with_counters(mistake: int, why: str, counters: Callable[..., list[int]]) -> None:
+    with pytest.raises(KernelError, match=why):
+        counters([(0, 1)], mistake)

@@ -18,7 +18,7 @@ constexpr int kLeast = 128;  // keys of a part: two units a warp
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
-    packed(Decode<typename Shape::T, typename Shape::KV> p, Parts parts, int splits, int stream) {
+    packed(Decode<typename Shape::T, typename Shape::KV> p, Parts parts, int splits, unsigned* counters) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ float2 stats[Shape::kWarps][Shape::kRows];
   const int tiles = (p.rows() + Shape::kRows - 1) / Shape::kRows;
@@ -42,13 +42,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     parts.sums_at(first + blockIdx.x, row, column) = all.sums;
     if (column == 0) parts.stats_at(first + blockIdx.x, row) = {all.base, all.total};
   });
-  if (splits > 1 && is_last(&arrivals[stream][item], splits))
+  // gridDim.x is `splits`, with which this would take 16 registers more.
+  if (splits > 1 && is_last(counters + item, gridDim.x))
     add_parts<Shape::kThreads, Shape::kBatch>(p, parts, number, kv_head, row0, splits, [=](int part) { return first + part; });
 }
 
 template <typename Shape, typename T, typename KV>
 void launch_shape(const Decode<T, KV>& p, int tiles, int64_t items) {
-  const int splits = items > kMostTeams ? 1 : split_count(items, Shape::kResident * multiprocessors(), p.most, kLeast);
+  const int splits = items > kMostCounters ? 1 : split_count(items, Shape::kResident * multiprocessors(), p.most, kLeast);
   STD_TORCH_CHECK(p.batch <= 65535 && p.kv_heads * tiles <= 65535 && items * splits < INT_MAX,
                   "decode_attention: more sequences and heads than a launch has blocks");
   const int rows = std::min(Shape::kRows, p.rows());
@@ -56,7 +57,7 @@ void launch_shape(const Decode<T, KV>& p, int tiles, int64_t items) {
   const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kDim);
   allow_shared(packed<Shape>, Shape::kBytes);
   packed<Shape><<<dim3(splits, p.kv_heads * tiles, p.batch), Shape::kThreads, Shape::kBytes, p.stream>>>(
-      p, parts, splits, splits > 1 ? number_of(p.stream) : 0);
+      p, parts, splits, splits > 1 ? counters_of(p.stream) : nullptr);
 }
 
 template <typename T, typename KV>

@@ -25,7 +25,7 @@ struct Work {
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
-    balanced(Decode<typename Shape::T, typename Shape::KV> p, Parts parts, int stream) {
+    balanced(Decode<typename Shape::T, typename Shape::KV> p, Parts parts, unsigned* counters) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ float2 stats[Shape::kWarps][Shape::kRows];
   // Not in registers, because the sums need them; each warp has its own, because warps do not wait for each other.
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
       parts.sums_at(slot, row, column) = all.sums;
       if (column == 0) parts.stats_at(slot, row) = {all.base, all.total};
     });
-    if (count > 1 && is_last(&arrivals[stream][first], count))
+    if (count > 1 && is_last(counters + first, count))
       add_parts<Shape::kThreads, Shape::kBatch>(p, parts, number, kv_head, row0, count,
                                                 [=](int i) { return 2 * (first + i) + (i == 0); });
     __syncthreads();  // all have read what the warps left
@@ -83,11 +83,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
 template <typename T, typename KV>
 void launch(const Decode<T, KV>& p) {
   for_shape(p, [&]<typename Shape>() {
-    const int blocks = std::min(Shape::kResident * multiprocessors(), kMostTeams), rows = std::min(Shape::kRows, p.rows());
+    const int blocks = std::min(Shape::kResident * multiprocessors(), kMostCounters), rows = std::min(Shape::kRows, p.rows());
     const Tensor memory = scratch_words(Parts::words(2 * blocks, rows, Shape::kDim));
     const Parts parts = Parts::at(memory.mutable_data_ptr(), 2 * blocks, rows, Shape::kDim);
     allow_shared(balanced<Shape>, Shape::kBytes);
-    balanced<Shape><<<blocks, Shape::kThreads, Shape::kBytes, p.stream>>>(p, parts, number_of(p.stream));
+    balanced<Shape><<<blocks, Shape::kThreads, Shape::kBytes, p.stream>>>(p, parts, counters_of(p.stream));
   });
 }
 

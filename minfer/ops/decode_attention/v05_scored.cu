@@ -16,7 +16,8 @@ constexpr int kLeast = 128;  // keys of a part: two units a warp
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
-    scored(Decode<typename Shape::T, typename Shape::KV> p, const Scoring scoring, Parts parts, int splits, int stream) {
+    scored(Decode<typename Shape::T, typename Shape::KV> p, const Scoring scoring, Parts parts, int splits,
+           unsigned* counters) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ float2 stats[Shape::kWarps][Shape::kRows];
   __shared__ unsigned seen_new[kMostNew];
@@ -45,7 +46,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     parts.sums_at(first + blockIdx.x, row, column) = all.sums;
     if (column == 0) parts.stats_at(first + blockIdx.x, row) = {all.base, all.total};
   });
-  if (splits == 1 || !is_last(&arrivals[stream][item], splits)) return;
+  // gridDim.x is `splits`, with which this would take 19 registers more.
+  if (splits == 1 || !is_last(counters + item, gridDim.x)) return;
   constexpr int kPieces = Shape::kDim / 4;
   for (int i = threadIdx.x; i < rows * kPieces; i += Shape::kThreads) {
     const int row = i / kPieces, column = i % kPieces * 4;
@@ -55,7 +57,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
 
 template <typename Shape, typename T, typename KV>
 void launch_shape(const Decode<T, KV>& p, const Scoring& scoring, int most, int tiles, int64_t items) {
-  const int splits = items > kMostTeams ? 1 : split_count(items, Shape::kResident * multiprocessors(), most, kLeast);
+  const int splits = items > kMostCounters ? 1 : split_count(items, Shape::kResident * multiprocessors(), most, kLeast);
   STD_TORCH_CHECK(p.batch <= 65535 && p.kv_heads * tiles <= 65535 && items * splits < INT_MAX,
                   "decode_attention: more sequences and heads than a launch has blocks");
   const int rows = std::min(Shape::kRows, p.rows());
@@ -63,7 +65,7 @@ void launch_shape(const Decode<T, KV>& p, const Scoring& scoring, int most, int 
   const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kDim);
   allow_shared(scored<Shape>, Shape::kBytes);
   scored<Shape><<<dim3(splits, p.kv_heads * tiles, p.batch), Shape::kThreads, Shape::kBytes, p.stream>>>(
-      p, scoring, parts, splits, splits > 1 ? number_of(p.stream) : 0);
+      p, scoring, parts, splits, splits > 1 ? counters_of(p.stream) : nullptr);
 }
 
 template <typename T, typename KV>

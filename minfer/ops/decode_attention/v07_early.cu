@@ -13,7 +13,7 @@ constexpr int kLeast = 128;  // keys of a part: two units a warp
 
 template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
-    early(Decode<typename Shape::T, typename Shape::KV> p, Parts parts, int splits, int stream) {
+    early(Decode<typename Shape::T, typename Shape::KV> p, Parts parts, int splits, unsigned* counters) {
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ float2 stats[Shape::kWarps][Shape::kRows];
   let_next_start();
@@ -39,13 +39,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     parts.sums_at(first + blockIdx.x, row, column) = all.sums;
     if (column == 0) parts.stats_at(first + blockIdx.x, row) = {all.base, all.total};
   });
-  if (splits > 1 && is_last(&arrivals[stream][item], splits))
+  // gridDim.x is `splits`, with which this would take 16 registers more.
+  if (splits > 1 && is_last(counters + item, gridDim.x))
     add_parts<Shape::kThreads, Shape::kBatch>(p, parts, number, kv_head, row0, splits, [=](int part) { return first + part; });
 }
 
 template <typename Shape, typename T, typename KV>
 void launch_shape(const Decode<T, KV>& p, int tiles, int64_t items) {
-  const int splits = items > kMostTeams ? 1 : split_count(items, Shape::kResident * multiprocessors(), p.most, kLeast);
+  const int splits = items > kMostCounters ? 1 : split_count(items, Shape::kResident * multiprocessors(), p.most, kLeast);
   STD_TORCH_CHECK(p.batch <= 65535 && p.kv_heads * tiles <= 65535 && items * splits < INT_MAX,
                   "decode_attention: more sequences and heads than a launch has blocks");
   const int rows = std::min(Shape::kRows, p.rows());
@@ -54,7 +55,7 @@ void launch_shape(const Decode<T, KV>& p, int tiles, int64_t items) {
   allow_shared(early<Shape>, Shape::kBytes);
   const dim3 blocks(splits, p.kv_heads * tiles, p.batch);
   STD_CUDA_CHECK(launch_early(early<Shape>, 1, blocks, Shape::kThreads, Shape::kBytes, p.stream, p, parts, splits,
-                              splits > 1 ? number_of(p.stream) : 0));
+                              splits > 1 ? counters_of(p.stream) : nullptr));
 }
 
 template <typename T, typename KV>

@@ -3,8 +3,8 @@
 // every run. A second launch would cost its start-up time, and sm_89 has no clusters.
 #pragma once
 
+#include "cuda/counters.cuh"
 #include "cuda/gemm/block_tile.cuh"
-#include "scratch.cuh"
 
 namespace minfer {
 
@@ -44,7 +44,7 @@ __device__ bool add_up(typename Block::Warp& sums, unsigned* arrived, int count,
 // Each tile by `splits` blocks, each for as many steps in k.
 template <typename Block, Layout kLayout>
 __global__ void __launch_bounds__(Block::kThreads, Block::kBlocksPerSM)
-    split_k(Gemm<typename Block::T> g, int splits, int k_each, float* parts, int stream) {
+    split_k(Gemm<typename Block::T> g, int splits, int k_each, float* parts, unsigned* counters) {
   extern __shared__ __align__(128) unsigned char shared[];
   const int tile = blockIdx.x / splits, split = blockIdx.x % splits;
   const int2 place = tile_of(tile, (g.m + Block::kBlockM - 1) / Block::kBlockM,
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(Block::kThreads, Block::kBlocksPerSM)
                   reinterpret_cast<typename Block::T*>(shared));
   if (splits > 1) {
     const auto part = [&](int i) { return parts + (int64_t(tile) * splits + i) * kTileSums<Block>; };
-    if (!add_up<Block>(sums, &arrivals[stream][tile], splits, part(split), part)) return;
+    if (!add_up<Block>(sums, counters + tile, splits, part(split), part)) return;
   }
   sums.store(g, row0 + Block::warp_row(), col0 + Block::warp_col());
 }
@@ -66,15 +66,16 @@ void launch_split_k(const Gemm<T>& g) {
   const int64_t tiles =
       int64_t((g.m + Block::kBlockM - 1) / Block::kBlockM) * ((g.n + Block::kBlockN - 1) / Block::kBlockN);
   const int k_tiles = (g.k + Block::kBlockK - 1) / Block::kBlockK;
-  const int64_t wanted = tiles > kMostTiles ? 1 : Block::kBlocksPerSM * multiprocessors() / tiles;
+  const int64_t wanted = tiles > kMostCounters ? 1 : Block::kBlocksPerSM * multiprocessors() / tiles;
   const int most = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(wanted, k_tiles / 4)));
   const int k_each = std::max(1, (k_tiles + most - 1) / most) * Block::kBlockK;
   const int splits = std::max(1, (g.k + k_each - 1) / k_each);
   STD_TORCH_CHECK(tiles * splits <= INT_MAX, "hgemm: more output tiles than a launch has blocks");
-  const auto parts = scratch(splits > 1 ? tiles * splits * kTileSums<Block> : 0);
+  const auto parts = scratch_words(splits > 1 ? tiles * splits * kTileSums<Block> : 0);
   allow_shared(split_k<Block, kLayout>, Block::kBytes);
   split_k<Block, kLayout><<<dim3(tiles * splits), Block::kThreads, Block::kBytes, g.stream>>>(
-      g, splits, k_each, static_cast<float*>(parts.mutable_data_ptr()), number_of(g.stream));
+      g, splits, k_each, static_cast<float*>(parts.mutable_data_ptr()),
+      splits > 1 ? counters_of(g.stream) : nullptr);
 }
 
 }  // namespace minfer

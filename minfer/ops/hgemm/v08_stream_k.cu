@@ -6,6 +6,7 @@
 // Expected: over v07 what its last wave leaves idle, up to 1.9x just above a full wave and 2.5x at 1024 (32 tiles), less the
 // partial-sum exchange through the L2.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 447.6 TFLOP/s cold, 413.2 steady; 57.3 % and 61.8 % of torch.
+#include "hgemm.h"
 #include "split_k.cuh"
 
 namespace minfer {
@@ -50,7 +51,7 @@ struct Task {
 // The first `whole` tiles go round the blocks one by one; the steps of the rest are dealt out.
 template <typename T, Layout kLayout>
 __global__ void __launch_bounds__(Tile<T, kLayout>::kThreads, 1)
-    stream_k(Gemm<T> g, int whole, Deal deal, float* parts, int stream) {
+    stream_k(Gemm<T> g, int whole, Deal deal, float* parts, unsigned* counters) {
   using Block = Tile<T, kLayout>;
   extern __shared__ __align__(128) unsigned char shared[];
   __shared__ Task task;
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(Tile<T, kLayout>::kThreads, 1)
       const int block = task.first + i, second = deal.begin_of(block) / k_tiles != task.tile - whole;
       return parts + (2LL * block + second) * kTileSums<Block>;  //@ place_of_sums
     };
-    if (task.count == 1 || add_up<Block>(sums, &arrivals[stream][task.tile - whole], task.count,
+    if (task.count == 1 || add_up<Block>(sums, counters + (task.tile - whole), task.count,
                                          part(blockIdx.x - task.first), part)) {
       const int2 place = tile_of(task.tile, (g.m + Block::kBlockM - 1) / Block::kBlockM,
                                  (g.n + Block::kBlockN - 1) / Block::kBlockN);
@@ -91,12 +92,12 @@ void launch_layout(const Gemm<T>& g) {
   const int grid = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(multiprocessors(), steps / 4)));
   const int64_t waves = tiles / grid;
   const int whole = static_cast<int>(tiles % grid == 0 ? tiles : std::max<int64_t>(0, waves - 1) * grid);
-  STD_TORCH_CHECK(2 * grid <= kMostTiles, "hgemm: more SMs than there are counters for");
+  STD_TORCH_CHECK(2 * grid <= kMostCounters, "hgemm: more SMs than there are counters for");
   const int dealt = static_cast<int>((tiles - whole) * ((g.k + Block::kBlockK - 1) / Block::kBlockK));
-  const auto parts = scratch(whole == tiles ? 0 : 2LL * grid * kTileSums<Block>);
+  const auto parts = scratch_words(whole == tiles ? 0 : 2LL * grid * kTileSums<Block>);
   allow_shared(stream_k<T, kLayout>, Block::kBytes);
   stream_k<T, kLayout><<<grid, Block::kThreads, Block::kBytes, g.stream>>>(
-      g, whole, Deal{dealt / grid, dealt % grid}, static_cast<float*>(parts.mutable_data_ptr()), number_of(g.stream));
+      g, whole, Deal{dealt / grid, dealt % grid}, static_cast<float*>(parts.mutable_data_ptr()), counters_of(g.stream));
 }
 
 template <typename T>

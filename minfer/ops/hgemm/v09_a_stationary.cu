@@ -5,8 +5,9 @@
 // differ in every run, because floating-point addition is not associative and the order is random. The counter-example to
 // v08.
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 33.63 TFLOP/s cold, 33.46 steady; 4.31 % and 5.01 % of torch.
+#include "cuda/counters.cuh"
 #include "cuda/gemm/warp_tile.cuh"
-#include "scratch.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 
@@ -85,7 +86,7 @@ void launch_layout(const Gemm<T>& g, float* product) {
 template <typename T>
 void launch(const Gemm<T>& g) {
   require_vectors<T, float>(g);
-  const auto sums = scratch(int64_t(g.m) * g.n);
+  const auto sums = scratch_words(int64_t(g.m) * g.n);
   float* product = static_cast<float*>(sums.mutable_data_ptr());
   STD_CUDA_CHECK(cudaMemsetAsync(product, 0, int64_t(g.m) * g.n * sizeof(float), g.stream));
   g.layout == Layout::TN ? launch_layout<Layout::TN>(g, product) : launch_layout<Layout::NN>(g, product);

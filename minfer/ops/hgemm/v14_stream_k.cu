@@ -10,13 +10,15 @@
 // Measured (H200, bfloat16, TN, float32, m=n=k=8192): 818.6 TFLOP/s cold, 692.8 steady; 104.8 % and 103.7 % of torch.
 #include <cmath>
 
+#include "cuda/counters.cuh"
 #include "cuda/gemm/cooperative.cuh"
-#include "scratch.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 
 constexpr int kParts = 4, kPart = kBlockM * kBlockN / kParts;  // of a block's partial sums, each of so many
 constexpr int kPieces = kPart / (kConsumers * 128 * 4);        // of a thread's, 16 bytes each
+constexpr int kPace = kMostCounters - 5;                       // the first counter of Pace, behind Mail's
 constexpr int kWriters = kConsumers * 128 + 32;                // threads that write sums, and the warp that reports it
 
 // Which tiles are shared, and who multiplies them: the last, and the first clusters.
@@ -52,14 +54,14 @@ struct Deal {
 // How helpers' sums come to owners: a place in memory for each slice, and a flag, zero before and after each launch.
 struct Mail {
   float* places;
-  int stream;
+  unsigned* counters;
 
   // A helper's next tile, and a tile's next helper, has the next number.
   __device__ static int number(const Deal& deal, int tile, int helper) {
     return (tile - deal.whole + helper) * kCluster + cluster_rank();  //@ helper
   }
   __device__ float* place(int number) const { return places + int64_t(number) * kParts * kPart; }
-  __device__ unsigned* flag(int number) const { return &arrivals[stream][number]; }
+  __device__ unsigned* flag(int number) const { return counters + number; }
 };
 
 // Keeps clusters together, so that what one copies is still in the L2 when another comes to it. Nothing holds them at one
@@ -73,7 +75,7 @@ struct Pace {
   unsigned clusters, times = 0;
   bool waits = true;
 
-  __device__ Pace(int stream) : counters(&arrivals[stream][kPace]), clusters(gridDim.x / kCluster) {}
+  __device__ Pace(unsigned* counters) : counters(counters), clusters(gridDim.x / kCluster) {}
 
   __device__ void step() {
     counter_add(counters + times % 4);
@@ -116,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_down<40>();
     const int warp = threadIdx.x / 32 - kConsumers * 4;
     if (threadIdx.x == kConsumers * 128) {  // copies
-      Pace pace(mail.stream);
+      Pace pace(mail.counters + kPace);
       const auto load = [&](int tile, int begin, int end, bool backwards, bool together = false) {
         stages.load(maps, tiles.origin_of(tile), begin, end, backwards, cluster_rank(),
                     [&](int step) {
@@ -214,8 +216,8 @@ void launch_layout(const Gemm<T>& g) {
   const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
   const auto [tiles, clusters] = persistent_grid<kBlockM, kBlockN, kCluster>(kernel, kThreads, kBytes, g);
   const Deal deal = deal_out(tiles, clusters, ceil_div(g.k, kBlockK));
-  const auto places = scratch(int64_t(deal.shared + deal.helpers) * kCluster * kParts * kPart);
-  const Mail mail{static_cast<float*>(places.mutable_data_ptr()), number_of(g.stream)};
+  const auto places = scratch_words(int64_t(deal.shared + deal.helpers) * kCluster * kParts * kPart);
+  const Mail mail{static_cast<float*>(places.mutable_data_ptr()), counters_of(g.stream)};
   STD_CUDA_CHECK(
       launch_clusters(kernel, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g, deal, mail));
 }

@@ -4,6 +4,7 @@
 // Expected: near the speed of memory up to m = 64 (4096x4096 of B: 8 us at 4.2 TB/s, and 2 us to add up); above that the
 // operands' traffic from the L2 counts too: at 128x128 as many bytes of A as of B.
 // Measured (H200, bfloat16, TN, float32, m=128, n=28672, k=4096): 290.2 TFLOP/s cold, 288.0 steady; 67.0 % and 72.7 % of torch.
+#include "hgemm.h"
 #include "split_k.cuh"
 
 namespace minfer {

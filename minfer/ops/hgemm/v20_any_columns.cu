@@ -4,9 +4,10 @@
 // bytes. A lane keeps the sums of the columns that it has loaded. Only the sums, in shared memory, are shifted to their columns.
 // As in v15, mma.sync multiplies, with B^T on its 16-row side: the order of k is free, so k may go in steps of 8.
 // Expected (H100): B at 85 % of the speed of memory, 49155 x 4096 in 160 us. A copy to padded rows takes three times the bytes.
+#include "cuda/counters.cuh"
 #include "cuda/gemm/warp_tile.cuh"
 #include "cuda/load_if.cuh"
-#include "scratch.cuh"
+#include "hgemm.h"
 
 namespace minfer {
 
@@ -89,7 +90,7 @@ __device__ void store(const Gemm<T>& g, int row, int col, float sum) {
 // Block (x, y): kRows rows and kStripe columns, and of k the part y.
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kOfBlock, kResident)
-    multiply_any_columns(Gemm<T> g, int groups, int k_each, float* parts, int stream) {
+    multiply_any_columns(Gemm<T> g, int groups, int k_each, float* parts, unsigned* counters) {
   using Of = Portion<T, kRows>;
   constexpr int kHalves = kRows / 8, kUnrolled = Of::kUnrolled;
   __shared__ uint4 shared[Of::kBytes / 16 + 1];
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(kOfBlock, kResident)
   // The block that arrives last adds up the parts, always in the order of k.
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicInc(&arrivals[stream][tile], splits - 1) == splits - 1;  //@ last_part
+  if (threadIdx.x == 0) last = atomicInc(counters + tile, splits - 1) == splits - 1;  //@ last_part
   __syncthreads();
   if (!last) return;
   __threadfence();
@@ -202,15 +203,16 @@ void launch_rows(const Gemm<T>& g) {
   STD_TORCH_CHECK(tiles <= INT_MAX, "hgemm: more output tiles than a launch has blocks");
   int k_each = std::max(1, quotient_up(g.k, kBatch)) * kBatch;
   int64_t least = INT64_MAX;
-  for (int parts = 1; parts <= (tiles > kMostTiles ? 1 : kMostParts); ++parts) {
+  for (int parts = 1; parts <= (tiles > kMostCounters ? 1 : kMostParts); ++parts) {
     const int each = std::max(1, quotient_up(quotient_up(g.k, parts), kBatch)) * kBatch;
     const int64_t waves = (tiles * std::max(1, quotient_up(g.k, each)) + at_once - 1) / at_once;
     if (const int64_t cost = waves * (each + kFixed); cost < least) least = cost, k_each = each;
   }
   const int splits = std::max(1, quotient_up(g.k, k_each));
-  const auto parts = scratch(splits > 1 ? tiles * splits * kRows * kStripe : 0);
+  const auto parts = scratch_words(splits > 1 ? tiles * splits * kRows * kStripe : 0);
   multiply_any_columns<T, kRows><<<dim3(tiles, splits), kOfBlock, 0, g.stream>>>(
-      g, groups, k_each, static_cast<float*>(parts.mutable_data_ptr()), number_of(g.stream));
+      g, groups, k_each, static_cast<float*>(parts.mutable_data_ptr()),
+      splits > 1 ? counters_of(g.stream) : nullptr);
 }
 
 template <typename T>

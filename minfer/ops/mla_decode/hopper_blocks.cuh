@@ -36,8 +36,8 @@ __device__ int slot_of(int first, int part, int rank) {
 
 // The counter of the blocks that have parts of an item.
 template <int kCluster>
-__device__ unsigned* counter_of(int stream, int first, int rank) {
-  return &arrivals[stream][first * kCluster + rank];
+__device__ unsigned* counter_of(unsigned* counters, int first, int rank) {
+  return counters + first * kCluster + rank;
 }
 
 // Adds this block's share of an item's rows and writes it to out. A warp has a unit of 128 kVectors columns of a row, each lane
@@ -108,7 +108,7 @@ __device__ void add_up(const Mla<T>& p, const Parts& parts, const Shared& item, 
 template <typename T, int kCluster>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ HeadsMap map, const __grid_constant__ Mla<T> p, Parts parts, int items_of_sequence,
-           int stream) {
+           unsigned* counters) {
   extern __shared__ __align__(1024) unsigned char shared[];
   __shared__ Share<Units> shares[2];  // the consumers' iterator and the producer's
   __shared__ Shared items[2];         // the item that this worker ends, and the one that it begins
@@ -148,13 +148,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         named_barrier_sync(kBoth, kConsumerThreads);
         if (threadIdx.x == 0)
           items[waits] = {piece.number, piece.row0, first, count,
-                          team_arrive(counter_of<kCluster>(stream, first, rank), count, worker == first)};
+                          team_arrive(counter_of<kCluster>(counters, first, rank), count, worker == first)};
         ++waits;
       }
       named_barrier_sync(kBoth, kConsumerThreads);  // all have read the share
     }
     for (int i = 0; i < waits; ++i)
-      add_up<kCluster>(p, parts, items[i], worker, rank, counter_of<kCluster>(stream, items[i].first, rank));
+      add_up<kCluster>(p, parts, items[i], worker, rank, counter_of<kCluster>(counters, items[i].first, rank));
   }
   //@ cluster_end
   if constexpr (kCluster > 1) cluster_sync_relaxed();  // no block ends while the other one may still arrive at its barriers
@@ -190,10 +190,10 @@ auto kernel_for() {
 template <typename T>
 void launch_blocks(const Mla<T>& p) {
   const int items = (p.rows() + kRows - 1) / kRows;
-  const int blocks = workers_for(int64_t(p.batch) * items, std::min(multiprocessors(), kMostTeams));
+  const int blocks = workers_for(int64_t(p.batch) * items, std::min(multiprocessors(), kMostCounters));
   const Tensor memory = memory_for(blocks);
   STD_CUDA_CHECK(launch_together(kernel_for<T, 1>(), dim3(blocks), kThreads, LatentTiles<T, 1>::kBytes, p.stream,
-                                 make_map<1>(p), p, parts_for(memory, blocks), items, number_of(p.stream)));
+                                 make_map<1>(p), p, parts_for(memory, blocks), items, counters_of(p.stream)));
 }
 
 }  // namespace minfer

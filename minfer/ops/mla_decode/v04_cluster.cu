@@ -24,10 +24,11 @@ void launch(const Mla<T>& p) {
   STD_TORCH_CHECK(at_once > 0, "mla_decode: this GPU runs no clusters of ", kPair, " blocks with ", kBytes,
                   " bytes of shared memory");
   const int items = (tiles + kPair - 1) / kPair;
-  const int clusters = workers_for(int64_t(p.batch) * items, std::min(at_once, kMostTeams / kPair)), blocks = clusters * kPair;
+  const int clusters = workers_for(int64_t(p.batch) * items, std::min(at_once, kMostCounters / kPair));
+  const int blocks = clusters * kPair;
   const Tensor memory = memory_for(blocks);
   STD_CUDA_CHECK(launch_clusters_together(kernel, kPair, dim3(blocks), kThreads, kBytes, p.stream, make_map<kPair>(p), p,
-                                          parts_for(memory, blocks), items, number_of(p.stream)));
+                                          parts_for(memory, blocks), items, counters_of(p.stream)));
 }
 
 }  // namespace minfer

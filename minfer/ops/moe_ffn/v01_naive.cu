@@ -2,8 +2,8 @@
 // Idea: the definition in two kernels. A slot's expert is in `indices`, so nothing is sorted; each slot reads its weights.
 // Expected: bound by the load units, as hgemm's v01: a few hundred GFLOP/s; each weight is loaded once for each token of its
 // expert.
+#include "cuda/counters.cuh"
 #include "moe_ffn.h"
-#include "ops/hgemm/scratch.cuh"
 
 namespace minfer {
 
@@ -45,7 +45,7 @@ __global__ void gathered(Experts<T> p, const float* h) {
 template <typename T>
 void launch(const Experts<T>& p) {
   constexpr int kThreads = 128;
-  const auto h = scratch(int64_t(p.slots) * p.ffn);
+  const auto h = scratch_words(int64_t(p.slots) * p.ffn);
   float* between_them = static_cast<float*>(h.mutable_data_ptr());
   const auto blocks = [](int across, int down) {
     return dim3((across + kThreads - 1) / kThreads, down < 65535 ? down : 65535);

@@ -8,9 +8,9 @@
 // experts have 256 rows on average. On an L40S the same share of its 362 TFLOP/s. With few rows, memory's speed.
 // Measured (H200, bfloat16, uniform, tokens=4096, experts=8, k=2, hidden=4096, ffn=14336): 273.8 TFLOP/s cold; 50.4 % of torch.
 #include "combine.cuh"
+#include "cuda/counters.cuh"
 #include "cuda/gemm/block_tile.cuh"
 #include "cuda/row_groups.cuh"
-#include "ops/hgemm/scratch.cuh"
 
 namespace minfer {
 
@@ -189,7 +189,7 @@ template <typename T>
 void launch(const Experts<T>& p) {
   require_pieces(p);
   STD_TORCH_CHECK(p.experts <= kMostGroups, "moe_ffn: this kernel takes at most ", kMostGroups, " experts, got ", p.experts);
-  const auto memory = scratch((int64_t(p.slots) * (p.ffn + p.hidden) + 1) / 2);
+  const auto memory = scratch_words((int64_t(p.slots) * (p.ffn + p.hidden) + 1) / 2);
   T *h = static_cast<T*>(memory.mutable_data_ptr()), *parts = h + int64_t(p.slots) * p.ffn;
   // By the mean number of rows, which the host knows. Tiles of 16 rows suffice where memory is the limit, of 64 where L2 is.
   const int mean = p.slots / p.experts;

@@ -10,8 +10,8 @@
 #include <algorithm>
 
 #include "combine.cuh"
+#include "cuda/counters.cuh"
 #include "cuda/mma.cuh"
-#include "ops/hgemm/scratch.cuh"
 
 namespace minfer {
 
@@ -165,7 +165,7 @@ template <typename T>
 void launch(const Experts<T>& p) {
   require_pieces(p);
   STD_TORCH_CHECK(p.experts <= 65535, "moe_ffn: this kernel takes at most 65535 experts, got ", p.experts);
-  const auto memory = scratch((int64_t(p.slots) * (p.ffn + p.hidden) + 1) / 2);
+  const auto memory = scratch_words((int64_t(p.slots) * (p.ffn + p.hidden) + 1) / 2);
   T *h = static_cast<T*>(memory.mutable_data_ptr()), *parts = h + int64_t(p.slots) * p.ffn;
   const bool by_position = p.slots <= p.experts;
   const int across = std::min(p.slots, p.experts);

@@ -12,10 +12,10 @@
 // Measured (H200, bfloat16, uniform, tokens=4096, experts=8, k=2, hidden=4096, ffn=14336): 620.7 TFLOP/s cold; 114.3 % of
 //   torch.
 #include "combine.cuh"
+#include "cuda/counters.cuh"
 #include "cuda/cp_async_arrive.cuh"
 #include "cuda/gemm/warpgroup_tile.cuh"
 #include "cuda/row_groups.cuh"
-#include "ops/hgemm/scratch.cuh"
 
 namespace minfer {
 
@@ -313,7 +313,7 @@ template <typename T>
 void launch(const Experts<T>& p) {
   require_pieces(p);
   STD_TORCH_CHECK(p.experts <= kMostGroups, "moe_ffn: this kernel takes at most ", kMostGroups, " experts, got ", p.experts);
-  const auto memory = scratch((int64_t(p.slots) * (p.ffn + p.hidden) + 1) / 2);
+  const auto memory = scratch_words((int64_t(p.slots) * (p.ffn + p.hidden) + 1) / 2);
   T *h = static_cast<T*>(memory.mutable_data_ptr()), *parts = h + int64_t(p.slots) * p.ffn;
   launch_product<true>(p, h, parts);
   launch_product<false>(p, h, parts);

@@ -148,7 +148,7 @@ __device__ inline int sum_before(int value) {
 
 template <typename T, int kValues, int kPerWarp>
 __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
-    one_launch(Route<T> p, int groups, uint16_t* rows, int stream) {
+    one_launch(Route<T> p, int groups, uint16_t* rows, unsigned* counters) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ int place[kThreads];  // of an expert's first slot of this block
   constexpr int kGroup = Share<kPerWarp>::kGroup;
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm)
   int own = 0;
   if (expert < p.experts)
     for (int group = 0; group < groups; ++group) own += __popc(words[group * p.experts + expert]);
-  const Counts counts = gridDim.x > 1 ? exchange(own, p.experts, rows, &arrivals[stream][0]) : Counts{own, 0};
+  const Counts counts = gridDim.x > 1 ? exchange(own, p.experts, rows, counters) : Counts{own, 0};
   const int begin = sum_before(counts.all);
   if (blockIdx.x == 0 && expert < p.experts) p.counts[expert] = counts.all, p.offsets[expert] = begin + counts.all;
   place[expert] = begin + counts.before;  //@ before
@@ -205,12 +205,12 @@ void launch_groups(const Route<T>& p) {
   STD_TORCH_CHECK(shared <= 40 << 10, "moe_route: logits must have fewer tokens for v02_one_launch, got ", p.tokens);
   const auto kernel = one_launch<T, kValues, kPerWarp>;
   if (blocks == 1) {
-    kernel<<<1, kThreads, shared, p.stream>>>(p, groups, nullptr, 0);
+    kernel<<<1, kThreads, shared, p.stream>>>(p, groups, nullptr, nullptr);
     return;
   }
   const auto rows = scratch_words(int64_t(blocks) * ((p.experts + 3) / 4) * 2);
   STD_CUDA_CHECK(launch_together(kernel, blocks, kThreads, shared, p.stream, p, groups,
-                                 static_cast<uint16_t*>(rows.mutable_data_ptr()), number_of(p.stream)));
+                                 static_cast<uint16_t*>(rows.mutable_data_ptr()), counters_of(p.stream)));
 }
 
 template <int kValues, typename T>

@@ -133,7 +133,8 @@ __device__ void produce(const Tiles<T, kDim>& tile, const Attention<T>& p, const
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order, int stream) {
+    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order,
+           unsigned* counters) {
   using Tile = Tiles<T, kDim>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (warpgroup_index() == kConsumers) {
     registers_down<kProducerRegisters>();
-    if (threadIdx.x == kConsumers * 128) produce<T, kDim>(tile, p, maps, slots, order, &arrivals[stream][0]);
+    if (threadIdx.x == kConsumers * 128) produce<T, kDim>(tile, p, maps, slots, order, counters);
     return;
   }
   registers_up<kConsumerRegisters>();
@@ -173,7 +174,7 @@ void launch(const Attention<T>& p) {
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
-    kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, number_of(p.stream));
+    kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, counters_of(p.stream));
   });
 }
 

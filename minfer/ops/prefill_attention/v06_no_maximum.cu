@@ -224,7 +224,8 @@ __device__ void produce(const Tiles<T, kDim, kTilesOfQ<kDim>>& tile, const Atten
 
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order, int stream) {
+    attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order,
+           unsigned* counters) {
   using Tile = Tiles<T, kDim, kTilesOfQ<kDim>>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (warpgroup_index() == kConsumers) {
     registers_down<kFewRegisters>();
-    if (threadIdx.x == kConsumers * 128) produce<T, kDim>(tile, p, maps, slots, order, &arrivals[stream][0]);
+    if (threadIdx.x == kConsumers * 128) produce<T, kDim>(tile, p, maps, slots, order, counters);
     return;
   }
   registers_up<kMostRegisters>();
@@ -253,7 +254,7 @@ void launch(const Attention<T>& p) {
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
-    kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, number_of(p.stream));
+    kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, counters_of(p.stream));
   };
   p.dim == 64 ? launch_dim.template operator()<64>() : launch_dim.template operator()<128>();  // 256 would spill
 }

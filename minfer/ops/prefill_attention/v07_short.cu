@@ -217,7 +217,7 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreadsOfBlock, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order,
-           int log_packed, int stream) {
+           int log_packed, unsigned* counters) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const ShortTiles<T, kDim> tile(shared);
   if (threadIdx.x == 0) tile.init();
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(kThreadsOfBlock, 1)
   if (warpgroup_index() == kWarpgroups) {
     registers_down<kFewRegisters>();
     const int warp = threadIdx.x / 32 - kWarpgroups * 4;
-    if (warp == 1) take_items(tile, p, order, log_packed, &arrivals[stream][0]);
+    if (warp == 1) take_items(tile, p, order, log_packed, counters);
     else if (threadIdx.x == kWarpgroups * 128) copy_items(tile, p, maps, log_packed);
     return;
   }
@@ -244,7 +244,7 @@ void launch(const Attention<T>& p) {
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
-    kernel<<<blocks, kThreadsOfBlock, kBytes, p.stream>>>(maps, p, order, log_packed, number_of(p.stream));
+    kernel<<<blocks, kThreadsOfBlock, kBytes, p.stream>>>(maps, p, order, log_packed, counters_of(p.stream));
   };
   p.dim == 64 ? launch_dim.template operator()<64>() : launch_dim.template operator()<128>();
 }

@@ -216,13 +216,13 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreadsOfBlock, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order,
-           int log_packed, int stream, const float* sinks) {
+           int log_packed, unsigned* counters, const float* sinks) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const RingTiles<T, kDim> tile(shared);
   const int warp = threadIdx.x / 32 - kWarpgroups * 4;
   if (warpgroup_index() == kWarpgroups) {
     registers_down<kFewRegisters>();
-    if (warp == 1) return hand_over_items(tile, p, order, log_packed, &arrivals[stream][0]);
+    if (warp == 1) return hand_over_items(tile, p, order, log_packed, counters);
     if (threadIdx.x == kWarpgroups * 128) tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
     __syncthreads();
     if (threadIdx.x == kWarpgroups * 128) copy_to_ring(tile, p, maps, log_packed);
@@ -245,7 +245,7 @@ void launch(const Attention<T>& p, const float* sinks = nullptr) {
     const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
-    kernel<<<blocks, kThreadsOfBlock, kBytes, p.stream>>>(maps, p, order, log_packed, number_of(p.stream), sinks);
+    kernel<<<blocks, kThreadsOfBlock, kBytes, p.stream>>>(maps, p, order, log_packed, counters_of(p.stream), sinks);
   };
   p.dim == 64 ? launch_dim.template operator()<64>() : launch_dim.template operator()<128>();
 }

@@ -10,7 +10,7 @@
 // H200: 24.9 us.
 // Measured (H200, bfloat16, int4_g128, float32, m=2, n=28672, k=4096): 18.59 TFLOP/s cold.
 #include "fragments.cuh"
-#include "ops/hgemm/scratch.cuh"
+#include "cuda/counters.cuh"
 #include "cuda/shared_tile.cuh"
 
 namespace minfer {
@@ -36,7 +36,7 @@ struct Share {
   int splits, pieces;  // how many blocks share the k of a row, and how many pieces each has
   int tiles;
   float* parts;
-  int stream;
+  unsigned* counters;
 };
 
 template <typename F, typename T>
@@ -122,12 +122,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM) gemv(Product<F, T> p, 
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) sum += sums_of_warps[phase][w][threadIdx.x];
     if (share.splits > 1) {
-      float* parts = share.parts + int64_t(tile) * share.splits * (kRows * kMostM);
+      float* parts = share.parts + int64_t(tile) * (share.splits * kRows * kMostM);
       if (stores) __stcg(parts + split * (kRows * kMostM) + threadIdx.x, sum);
       __threadfence();
       __syncthreads();  // all threads have written before one reports it
       if (threadIdx.x == 0)
-        last = atomicInc(&arrivals[share.stream][tile], share.splits - 1) == unsigned(share.splits) - 1;
+        last = atomicInc(share.counters + tile, share.splits - 1) == unsigned(share.splits) - 1;
       __syncthreads();
       if (!last) continue;
       __threadfence();
@@ -150,7 +150,7 @@ void launch(const Product<F, T>& p) {
   require_pieces(p);
   STD_TORCH_CHECK(p.m <= kMostM, "quant_gemm: x must have at most ", kMostM, " rows for this kernel, got ", p.m);
   const int all = p.k / kPiece, blocks = kBlocksPerSM * multiprocessors();
-  Share share{1, all, (p.n - 1) / kRows + 1, nullptr, number_of(p.stream)};
+  Share share{1, all, (p.n - 1) / kRows + 1, nullptr, nullptr};
   const auto divide = [&](int splits) {
     share.pieces = (all + splits - 1) / splits;
     share.splits = (all + share.pieces - 1) / share.pieces;
@@ -159,10 +159,11 @@ void launch(const Product<F, T>& p) {
   if (share.tiles < blocks) divide(std::max(1, std::min(blocks / share.tiles, all / kWarps)));
   for (int splits = share.splits; Of::bytes(p.m, share.pieces) > kShared; divide(++splits)) {
   }
-  STD_TORCH_CHECK(share.splits == 1 || share.tiles <= kMostTiles, "quant_gemm: w must have at most ", kMostTiles * kRows,
+  STD_TORCH_CHECK(share.splits == 1 || share.tiles <= kMostCounters, "quant_gemm: w must have at most ", kMostCounters * kRows,
                   " rows where blocks share k, got ", p.n);
-  const auto parts = scratch(share.splits > 1 ? int64_t(share.tiles) * share.splits * kRows * kMostM : 0);
+  const auto parts = scratch_words(share.splits > 1 ? int64_t(share.tiles) * share.splits * kRows * kMostM : 0);
   share.parts = static_cast<float*>(parts.mutable_data_ptr());
+  if (share.splits > 1) share.counters = counters_of(p.stream);
   const int groups = std::min(share.tiles, std::max(1, blocks / share.splits));
   const int bytes = Of::bytes(p.m, share.pieces);
   allow_shared(gemv<F, T>, bytes);

@@ -13,7 +13,7 @@
 // x in fp8 is decoded to fragments as W is, so fp8 times fp8 has fp32 sums on GPUs without fp8 products.
 // Measured (H200, bfloat16, int4_g128, float32, m=16, n=4096, k=4096): 42.18 TFLOP/s cold.
 #include "fragments.cuh"
-#include "ops/hgemm/scratch.cuh"
+#include "cuda/counters.cuh"
 #include "cuda/shared_tile.cuh"
 
 namespace minfer {
@@ -54,7 +54,7 @@ struct Tile {
 struct Parts {
   int tiles_m, tiles_n, splits, pieces;
   float* sums;
-  int stream;
+  unsigned* counters;
 };
 
 // Puts in order, where they are, and sums those x of a stage that this warp has copied: every kWarps-th row from its first on,
@@ -79,7 +79,9 @@ __device__ inline void order_x(uint8_t* of_warp, float* sums, int warp, int from
 template <typename Tile>
 __device__ bool add_up_parts(float (&sums)[Tile::kTiles][4], const Parts& parts, int tile, int split) {
   constexpr int kAll = Tile::kTiles * Tile::kThreads;
-  float4* mine = reinterpret_cast<float4*>(parts.sums) + (int64_t(tile) * parts.splits + split) * kAll + threadIdx.x;
+  // One product, (tile * splits + split) * kAll, would spill a register of `q4_k` on sm_90a.
+  const int64_t first = int64_t(tile) * parts.splits * kAll + split * kAll;
+  float4* mine = reinterpret_cast<float4*>(parts.sums) + first + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < Tile::kTiles; ++i)
     __stcg(mine + i * Tile::kThreads, float4{sums[i][0], sums[i][1], sums[i][2], sums[i][3]});
@@ -87,7 +89,7 @@ __device__ bool add_up_parts(float (&sums)[Tile::kTiles][4], const Parts& parts,
   __syncthreads();  // all threads have written before one reports it
   __shared__ bool last;
   if (threadIdx.x == 0)
-    last = atomicInc(&arrivals[parts.stream][tile], parts.splits - 1) == unsigned(parts.splits) - 1;
+    last = atomicInc(parts.counters + tile, parts.splits - 1) == unsigned(parts.splits) - 1;
   __syncthreads();
   if (!last) return false;
   __threadfence();
@@ -204,12 +206,12 @@ template <typename Of>
 Parts parts_of(const Product<typename Of::F, typename Of::T>& p) {
   constexpr int kM = Of::kM;
   const int all = p.k / kPiece;
-  Parts parts{(p.m + kM - 1) / kM, (p.n + Of::kRows - 1) / Of::kRows, 1, all, nullptr, number_of(p.stream)};
+  Parts parts{(p.m + kM - 1) / kM, (p.n + Of::kRows - 1) / Of::kRows, 1, all, nullptr, nullptr};
   const int64_t tiles = int64_t(parts.tiles_m) * parts.tiles_n;
   allow_shared(multiply<Of>, Of::kBytes);
   int at_once = 0;
   STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, multiply<Of>, Of::kThreads, Of::kBytes));
-  const int64_t wanted = tiles > kMostTiles ? 1 : int64_t(std::max(1, at_once)) * multiprocessors() / tiles;
+  const int64_t wanted = tiles > kMostCounters ? 1 : int64_t(std::max(1, at_once)) * multiprocessors() / tiles;
   if (wanted > 1) {  // two pieces each at least
     parts.pieces = std::max<int>(2, (all + wanted - 1) / wanted);
     parts.splits = (all + parts.pieces - 1) / parts.pieces;
@@ -221,8 +223,9 @@ Parts parts_of(const Product<typename Of::F, typename Of::T>& p) {
 template <typename Of>
 void launch_parts(const Product<typename Of::F, typename Of::T>& p, Parts parts) {
   const int64_t blocks = int64_t(parts.tiles_m) * parts.tiles_n * parts.splits;
-  const auto sums = scratch(parts.splits > 1 ? blocks * Of::kM * Of::kRows : 0);
+  const auto sums = scratch_words(parts.splits > 1 ? blocks * Of::kM * Of::kRows : 0);
   parts.sums = static_cast<float*>(sums.mutable_data_ptr());
+  if (parts.splits > 1) parts.counters = counters_of(p.stream);
   multiply<Of><<<dim3(blocks), Of::kThreads, Of::kBytes, p.stream>>>(p, parts);
 }
 

@@ -58,11 +58,11 @@ struct Split {
 };
 
 template <bool kKept, typename T>
-__global__ void __launch_bounds__(kThreads, kBlocksOfSm) split(Sample<T> p, int size, unsigned* words, int stream) {
+__global__ void __launch_bounds__(kThreads, kBlocksOfSm) split(Sample<T> p, int size, unsigned* words, unsigned* counters) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ Workspace<kThreads> work;
   const int row = blockIdx.x / size;
-  Split team(size, words + int64_t(row) * words_of(size), &arrivals[stream][size > 1 ? row : 0]);
+  Split team(size, words + int64_t(row) * words_of(size), counters + row);
   sample_row<kThreads, kKept>(p, row, team, work, reinterpret_cast<unsigned*>(shared));
 }
 
@@ -73,10 +73,10 @@ void launch_split(const Sample<T>& p, int size, int shared) {
   unsigned* words = static_cast<unsigned*>(scratch.mutable_data_ptr());
   STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   if (size == 1) {  // blocks that wait for nobody may be more than run at once
-    kernel<<<p.rows, kThreads, shared, p.stream>>>(p, size, words, 0);
+    kernel<<<p.rows, kThreads, shared, p.stream>>>(p, size, words, nullptr);
     return;
   }
-  STD_CUDA_CHECK(launch_together(kernel, p.rows * size, kThreads, shared, p.stream, p, size, words, number_of(p.stream)));
+  STD_CUDA_CHECK(launch_together(kernel, p.rows * size, kThreads, shared, p.stream, p, size, words, counters_of(p.stream)));
 }
 
 template <typename T>
