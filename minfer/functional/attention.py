@@ -11,7 +11,8 @@ from minfer.functional.contract import Contract
 
 Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
-DIMS = (64, 128, 256)
+DIMS = (64, 128, 256)  # that decode_attention takes, too
+HEAD_DIMS = (64, 96, 128, 256)
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
 PADDED = Contract(
     "attention",
@@ -23,7 +24,7 @@ PADDED = Contract(
     lengths: int32 (batch)
     lengths: int32 (batch)
     """,
-    head_dim=DIMS,
+    head_dim=HEAD_DIMS,
     kv_heads="heads",
 )
 PACKED = Contract(
@@ -36,7 +37,7 @@ PACKED = Contract(
     cu_seqlens: int32 (ends)
     cu_seqlens: int32 (ends)
     """,
-    head_dim=DIMS,
+    head_dim=HEAD_DIMS,
     kv_heads="heads",
     ends=1,
 )
@@ -59,7 +60,7 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scale q kᵀ) v for each head, a new contiguous tensor of q's shape.
 
-    q: (batch, seq_q, heads, head_dim), float16 or bfloat16; head_dim is 64, 128 or 256.
+    q: (batch, seq_q, heads, head_dim), float16 or bfloat16; head_dim is 64, 96, 128 or 256.
     k, v: (batch, seq_kv, kv_heads, head_dim) of the same dtype. kv_heads divides heads: query head h reads key-value head
         h // (heads / kv_heads).
     cu_seqlens: int32 (batch + 1,), cumulative lengths from 0, where q is (tokens, heads, head_dim) and k and v likewise, one
@@ -72,7 +73,7 @@ def attention(
     window: a query sees only keys less than `window` positions away, its own among them.
     softcap: scores become softcap * tanh(score / softcap).
     sinks: float32 (heads,), a score without a value for each query head: it adds to the denominator, but not to the
-        log-sum-exp. On sm_90, with heads up to 128 and up to 2048 keys or such a window, one kernel has all; elsewhere
+        log-sum-exp. On sm_90, with heads of 64 or 128 and up to 2048 keys or such a window, one kernel has all; elsewhere
         three more launches scale out, so out is rounded twice.
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: return also the log-sum-exp of each query's scores, float32 (batch, heads, seq_q), or (heads, tokens).
@@ -171,7 +172,7 @@ def _attention(
 def _has_sinks(q: Tensor, keys: int, window: int) -> bool:
     """Whether a kernel with sinks takes q, and is faster than three launches behind one without: it is for few keys."""
     few = keys <= FEW or 0 < window <= FEW
-    return few and q.shape[-1] <= 128 and library.capability_of(q) == (9, 0)
+    return few and q.shape[-1] in (64, 128) and library.capability_of(q) == (9, 0)
 
 
 def _fake(

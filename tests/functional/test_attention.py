@@ -191,7 +191,7 @@ def test_kernels_take_lengths_off_every_tile_and_none(name, counts):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (9, 70), (70, 9)])
 def test_attention_is_the_definition(queries, keys, dim, dtype):
     q, k, v = random(2, queries, 6, dim, dtype=dtype), *(random(2, keys, 2, dim, dtype=dtype) for _ in range(2))
@@ -268,7 +268,7 @@ def test_mistakes_are_a_sentence_each():
         ((q.float(), k, k), {}, "q of float16 or bfloat16, got torch.float32"),
         ((q, k.bfloat16(), k), {}, "k of the dtype of q, torch.float16, got torch.bfloat16"),
         ((q, k, k.to("meta")), {}, "v on the device of q, cpu, got meta"),
-        ((q[..., :40], k, k), {}, "q whose head_dim is 64, 128 or 256, got 40"),
+        ((q[..., :40], k, k), {}, "q whose head_dim is 64, 96, 128 or 256, got 40"),
         ((q, k[:1], k), {}, r"k of \(2, seq_kv, kv_heads, 64\), got \(1, 7, 2, 64\)"),
         ((q, k, k[:, :3]), {}, r"v of \(2, 7, 2, 64\), got \(2, 3, 2, 64\)"),
         ((q[:, :, :3], k, k), {}, "k whose kv_heads divide the 3 heads, got 2"),

@@ -38,9 +38,9 @@ from minfer.ops import (
     Expected,
     Op,
     Ragged,
+    Rule,
     Spec,
     Tensors,
-    at_most,
     divides,
     fixed,
     floats,
@@ -242,6 +242,13 @@ def traffic(case: Case) -> tuple[float, float]:
     return token * (queries * case["heads"] + 2 * keys * case["kv_heads"]), token * written * case["heads"] + lse
 
 
+def heads_of(*dims: int) -> Rule:
+    """The rule that heads have one of these dimensions."""
+    *others, last = dims
+    said = f"takes a head_dim of {', '.join(map(str, others))} or {last}"
+    return lambda case: None if case["head_dim"] in dims else f"{said}, got {case['head_dim']}"
+
+
 def shape(batch: int, seq_q: int, seq_kv: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
     return {
         "batch": batch, "seq_q": seq_q, "seq_kv": seq_kv, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim
@@ -256,7 +263,7 @@ op = Op(
         "seq_kv": size(80),
         "heads": size(4),
         "kv_heads": divides("heads"),
-        "head_dim": one_of(64, 128, 256),
+        "head_dim": one_of(64, 96, 128, 256),
     },
     params={
         "layout": ("padded", "packed"),
@@ -278,13 +285,14 @@ op = Op(
     arithmetic=lambda case: (case.dtype, "float32"),
     metric=TFLOPS,
     strided=("out", "q", "k", "v"),
-    odd_shapes=(shape(3, 37, 37, 2, 1, 64), shape(1, 5, 70, 4, 2, 128)),
+    odd_shapes=(shape(3, 37, 37, 2, 1, 64), shape(1, 5, 70, 4, 2, 128), shape(2, 19, 33, 2, 1, 96)),
     sizes={
         "small": [shape(1, 1, 1, 1, 1, 64), shape(3, 66, 66, 2, 2, 64), shape(1, 40, 9, 1, 1, 256)],
         "large": [
             shape(2, 1000, 1000, 8, 2, 128),
             shape(1, 129, 3000, 4, 4, 64),
             shape(7, 300, 517, 6, 1, 256),
+            shape(2, 700, 900, 6, 2, 96),
             shape(1, 2048, 2048, 32, 8, 128),
         ],
     },
@@ -296,10 +304,10 @@ op.cuda("v02_flash.cu")
 op.cuda("v03_mma.cu")
 op.cuda("v04_wgmma.cu", archs="sm_90a")
 op.cuda("v05_pingpong.cu", archs="sm_90a")
-op.cuda("v06_no_maximum.cu", archs="sm_90a", requires=at_most(head_dim=128))
-op.cuda("v07_short.cu", archs="sm_90a", requires=at_most(head_dim=128))
-op.cuda("v08_compact.cu", archs="sm_90a", requires=at_most(head_dim=128), entries=("sinks",))
-op.triton("triton_flash.py")
+op.cuda("v06_no_maximum.cu", archs="sm_90a", requires=heads_of(64, 96, 128))
+op.cuda("v07_short.cu", archs="sm_90a", requires=heads_of(64, 128))
+op.cuda("v08_compact.cu", archs="sm_90a", requires=heads_of(64, 128), entries=("sinks",))
+op.triton("triton_flash.py", requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp")
 op.cpp("cpu_blocked.cpp")
 op.function(

@@ -12,7 +12,7 @@
 #include "cuda/pipeline.cuh"
 #include "cuda/softmax.cuh"
 #include "cuda/tma_heads.cuh"
-#include "cuda/wgmma_registers.cuh"
+#include "cuda/wgmma_registers_wide.cuh"
 #include "prefill_attention.h"
 
 namespace minfer {
@@ -91,14 +91,16 @@ __device__ Work work_of(const Attention<T>& p, int index, const Order& order) {
 }
 
 // A block's shared memory and barriers. q, k, v and out are each in slabs of 64 columns, in the 128-byte swizzle. A warp has
-// room for two slabs of its 16 rows of out.
+// room for two slabs of its 16 rows of out. Heads of 96 fill half of their second slab: the copy engine writes zeros to the
+// other half, which no product reads, and stores nothing of it. That costs as much shared memory as heads of 128, and no
+// products. Slabs of 32 columns in the 64-byte swizzle would save a quarter of the memory, which no kernel here lacks.
 template <typename T_, int kDim_, int kTilesOfQ_ = 1>
 struct Tiles {
   using T = T_;
   static constexpr int kDim = kDim_, kTilesOfQ = kTilesOfQ_;
-  static constexpr int kBlockN = kDim <= 128 ? 128 : 64, kStages = 2, kSlabs = kDim / 64;
+  static constexpr int kBlockN = kDim <= 128 ? 128 : 64, kStages = 2, kSlabs = (kDim + 63) / 64;
   static constexpr int kOutSlabs = kSlabs < 2 ? kSlabs : 2, kOutSlab = kRowsOfWarp * 64;
-  static constexpr int kQ = kBlockM * kDim, kKV = kBlockN * kDim, kOut = kBlockM * 64 * kOutSlabs;  // elements
+  static constexpr int kQ = kBlockM * kSlabs * 64, kKV = kBlockN * kSlabs * 64, kOut = kBlockM * kOutSlabs * 64;  // elements
   static constexpr int kBarriers = 2 * kTilesOfQ + 4 * kStages;
   static constexpr int kBytes = (kTilesOfQ * kQ + 2 * kStages * kKV + kOut) * sizeof(T) + kBarriers * sizeof(uint64_t);
   static_assert(kBytes <= 227 << 10, "more than a block has");
@@ -123,7 +125,7 @@ struct Tiles {
 
   template <int kRowsOfBox>
   __device__ static void load(T* tile, const HeadsMap& map, uint64_t* full, int head, int token, int batch) {
-    barrier_expect(full, kRowsOfBox * kDim * sizeof(T));
+    barrier_expect(full, kRowsOfBox * kSlabs * 64 * sizeof(T));
     copy<kRowsOfBox>(tile, map, full, head, token, batch);
   }
   template <int kRowsOfBox>
@@ -222,7 +224,7 @@ struct Rows64 {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockN / 16; ++step)  // 16 rows of 128 bytes
-      wgmma_registers<T, true>(out, exponentials[step], values + step * 128, add || step > 0);
+      wgmma_registers_wide<T, true>(out, exponentials[step], values + step * 128, add || step > 0);
     wgmma_commit();
   }
 
@@ -305,7 +307,7 @@ struct Rows64 {
       if (lane == 0) tma_store_wait<Tile::kOutSlabs - 1>();  //@ slab_stored
       __syncwarp();
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {  // 16 columns
+      for (int n = 0; n < 4 && slab * 4 + n < kDim / 16; ++n) {  // 16 columns
         float values[8];
         uint32_t fragment[4];
 #pragma unroll
@@ -362,6 +364,7 @@ AttentionMaps make_maps(const Attention<T>& p, int block_n) {
 template <typename Launch>
 void for_dim(int dim, Launch launch) {
   if (dim == 64) launch.template operator()<64>();
+  else if (dim == 96) launch.template operator()<96>();
   else if (dim == 128) launch.template operator()<128>();
   else launch.template operator()<256>();
 }

@@ -105,8 +105,8 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
   check_sizes(kv_seqlens, "prefill_attention: kv_seqlens", {counts});
   STD_TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, "prefill_attention: q must have a multiple of the ", kv_heads,
                   " heads of k, got ", heads);
-  STD_TORCH_CHECK(dim == 64 || dim == 128 || dim == 256, "prefill_attention: q must have a head_dim of 64, 128 or 256, got ",
-                  dim);
+  STD_TORCH_CHECK(dim == 64 || dim == 96 || dim == 128 || dim == 256,
+                  "prefill_attention: q must have a head_dim of 64, 96, 128 or 256, got ", dim);
   STD_TORCH_CHECK(window >= 0 && softcap >= 0 && scale >= 0, "prefill_attention: window, softcap and scale must not be negative");
   check_contiguous(lse, "prefill_attention: lse");
   check_contiguous(q_seqlens, "prefill_attention: q_seqlens"), check_contiguous(kv_seqlens, "prefill_attention: kv_seqlens");

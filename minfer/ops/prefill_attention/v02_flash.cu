@@ -125,6 +125,7 @@ template <typename T>
 void launch(const Attention<T>& p) {
   require_vectors(p);  // pairs of elements would do, but no caller has less than vectors
   if (p.dim == 64) return launch_dim<64>(p);
+  if (p.dim == 96) return launch_dim<96>(p);
   if (p.dim == 128) return launch_dim<128>(p);
   launch_dim<256>(p);
 }

@@ -12,12 +12,37 @@
 
 namespace minfer {
 
+// Where an element of a tile of 96 columns lies: as `Swizzled` has it, whose order of pieces repeats after 128 bytes. A row is
+// 192 bytes here, so that two rows begin in different halves of the banks, and the order changes within four pieces.
+struct Swizzled96 {
+  static constexpr int kStride = 96;
+  __device__ static int at(int row, int col) { return row * kStride + ((col / 8) ^ (row / 2 % 4)) * 8 + col % 8; }
+};
+
+// `copy_rows`, also of rows whose 12 pieces do not divide the threads of a block: then four threads copy a row.
+template <typename Place, int kRows, int kCols, int kThreads, typename T>
+__device__ inline void copy_tile(T* tile, const T* rows, int64_t stride, int rows_left) {
+  if constexpr (kThreads % (kCols / 8) == 0) {
+    copy_rows<Place, kRows, kCols, kThreads>(tile, rows, stride, rows_left);
+  } else {
+    constexpr int kRowStep = kThreads / 4;
+    static_assert(kCols % 32 == 0 && kRows % kRowStep == 0);
+    const int row = threadIdx.x / 4, col = threadIdx.x % 4 * 8;
+    const T* from = rows + row * stride + col;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kRowStep)
+#pragma unroll
+      for (int n = 0; n < kCols; n += 32)
+        cp_async_16(tile + Place::at(row + i, n + col), from + i * stride + n, row + i < rows_left);
+  }
+}
+
 // Each of kWarps warps has kWarpRows queries, and the block goes over kKeys keys at a time. A larger kWarpRows multiplies each
 // loaded fragment of k or v with more rows, but takes more sums in each thread: kWarpRows * kDim / 32.
 template <typename T_, int kDim_, int kWarps, int kWarpRows_, int kKeys_, int kResident_>
 struct Shape {
   using T = T_;
-  using Place = Swizzled<kDim_>;
+  using Place = std::conditional_t<kDim_ == 96, Swizzled96, Swizzled<kDim_>>;
   static constexpr int kDim = kDim_, kWarpRows = kWarpRows_, kKeys = kKeys_, kResident = kResident_;
   static constexpr int kThreads = 32 * kWarps, kRows = kWarps * kWarpRows, kSlabs = kWarpRows / 16;
   static constexpr int kQ = kRows * kDim, kKV = kKeys * kDim;  // elements of the tiles
@@ -197,10 +222,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
   const T* k = p.k.at(tile.number, s.first_kv, kv_head);
   const T* v = p.v.at(tile.number, s.first_kv, kv_head);
   const auto copy = [&](T* to, const T* from, int64_t stride, int key) {
-    if (key < end) copy_rows<Place, kKeys, kDim, kThreads>(to, from + key * stride, stride, end - key);
+    if (key < end) copy_tile<Place, kKeys, kDim, kThreads>(to, from + key * stride, stride, end - key);
     cp_async_commit();  // an empty group too, so that the number of groups in flight is constant
   };
-  copy_rows<Place, kRows, kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_inner,
+  copy_tile<Place, kRows, kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_inner,
                                           s.queries - tile.row0);
   copy(k_tile, k, p.k.of_inner, begin);  // and q, in one group
 
@@ -244,6 +269,7 @@ template <typename T>
 void launch(const Attention<T>& p) {
   require_vectors(p);
   if (p.dim == 64) return launch_shape<Shape<T, 64, 4, 32, 64, 2>>(p);
+  if (p.dim == 96) return launch_shape<Shape<T, 96, 4, 32, 64, 2>>(p);
   if (p.dim == 256) return launch_shape<Shape<T, 256, 4, 16, 32, 2>>(p);
   // Where an SM has shared memory for two blocks, they have four warps of 32 rows, which load half as many fragments
   // for a product; where it has not, one block has eight warps, because four would leave each scheduler with one.

@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  STD_TORCH_CHECK(p.dim <= 128, "prefill_attention: this kernel takes heads of 64 and 128, got ", p.dim);
+  STD_TORCH_CHECK(p.dim <= 128, "prefill_attention: this kernel takes heads of 64, 96 and 128, got ", p.dim);
   const auto launch_dim = [&]<int kDim>() {
     constexpr int kBytes = Consumer<T, kDim>::kBytes;
     const AttentionMaps maps = make_maps(p, Tiles<T, kDim>::kBlockN);
@@ -255,7 +255,10 @@ void launch(const Attention<T>& p) {
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
     kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, number_of(p.stream));
   };
-  p.dim == 64 ? launch_dim.template operator()<64>() : launch_dim.template operator()<128>();  // 256 would spill
+  // 256 would spill.
+  p.dim == 64   ? launch_dim.template operator()<64>()
+  : p.dim == 96 ? launch_dim.template operator()<96>()
+                : launch_dim.template operator()<128>();
 }
 
 }  // namespace minfer
