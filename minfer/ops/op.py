@@ -200,7 +200,14 @@ class Op:
         chosen = {name: (params or {}).get(name, default(valid)) for name, valid in self.params.items()}
         if call := (params or {}).get("call"):
             chosen |= self._call_param(call)
-        return Case(self.name, kernel, dtype, chosen, {axis: shape[axis] for axis in self.axes})
+        return Case(self.name, kernel, dtype, chosen, self.without_defaults(shape))
+
+    def without_defaults(self, shape: Mapping[str, int]) -> dict[str, int]:
+        """The shape in the op's order, without the axes that have their default size."""
+        same = {
+            name for name, axis in self.axes.items() if axis.default and shape.get(name) in (None, shape[axis.default])
+        }
+        return {name: shape[name] for name in self.axes if name not in same}
 
     def _call_param(self, name: str) -> dict[str, str]:
         return {} if name == next(iter(self.calls)) else {"call": name}
@@ -231,9 +238,10 @@ class Op:
         """Why an axis cannot have its size, in half a sentence, or None."""
         known: dict[str, int] = {}
         for name, axis in self.axes.items():
-            if why := axis.check(shape[name], known):
-                return f"{name}={shape[name]} {why}"
-            known[name] = shape[name]
+            size = known[axis.default] if axis.default and name not in shape else shape[name]
+            if why := axis.check(size, known):
+                return f"{name}={size} {why}"
+            known[name] = size
         return None
 
     def drawn_shapes(self, rng: random.Random) -> Iterator[dict[str, int]]:
@@ -242,7 +250,7 @@ class Op:
             shape: dict[str, int] = {}
             for name, axis in self.axes.items():
                 shape[name] = axis.draw(rng, shape)
-            yield shape
+            yield self.without_defaults(shape)
 
     def specs(self, case: Case) -> list[Spec]:
         """The tensors of a case, their dtypes filled in."""
