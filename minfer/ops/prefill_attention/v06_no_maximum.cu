@@ -41,7 +41,7 @@ struct Phases {
 
 template <typename T, int kDim>
 struct Consumer {
-  using Tile = Tiles<T, kDim, kTilesOfQ<kDim>>;
+  using Tile = Tiles<T, kDim, kDim, kTilesOfQ<kDim>>;
   using Rows = Rows64<Tile>;
   using Exponentials = typename Rows::Exponentials;
   using Scores = typename Rows::Scores;
@@ -179,9 +179,9 @@ struct Consumer {
 // Takes tiles from the counter and copies for them until there are none. The first tile of a block is its own number. `drawn`
 // counts the others, of all blocks, and the last one wraps it to zero.
 template <typename T, int kDim>
-__device__ void produce(const Tiles<T, kDim, kTilesOfQ<kDim>>& tile, const Attention<T>& p, const AttentionMaps& maps,
+__device__ void produce(const Tiles<T, kDim, kDim, kTilesOfQ<kDim>>& tile, const Attention<T>& p, const AttentionMaps& maps,
                         Slots* slots, const Order& order, unsigned* drawn) {
-  using Tile = Tiles<T, kDim, kTilesOfQ<kDim>>;
+  using Tile = Tiles<T, kDim, kDim, kTilesOfQ<kDim>>;
   tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
   Phases keys, values;
   Ring<kSlots> slot;
@@ -225,7 +225,7 @@ __device__ void produce(const Tiles<T, kDim, kTilesOfQ<kDim>>& tile, const Atten
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order, int stream) {
-  using Tile = Tiles<T, kDim, kTilesOfQ<kDim>>;
+  using Tile = Tiles<T, kDim, kDim, kTilesOfQ<kDim>>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
   Slots* slots = reinterpret_cast<Slots*>(shared + Tile::kBytes);
