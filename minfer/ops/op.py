@@ -52,7 +52,8 @@ class Op:
     A kernel is called as `kernel(*tensors, **call)`, with the tensors of `tensors(case)` in that order.
 
     name: what it is called in configs and keys; a Python identifier.
-    axes: the sizes of a shape, in order, each after those that it depends on.
+    axes: the sizes of a shape, in order, each after those that it depends on. An axis that an op gets later has
+        a default (`Axis`), so that older keys stay as they are.
     tensors: the tensors of a case. `op.call(case)` tells under which scalars.
     reference: `reference(case, tensors, **call)` gets the tensors that are read, by name: floats of any width as fp64,
         integers in their own dtype. It returns an `Expected` for each written one, by name; those that have a check may be
