@@ -224,7 +224,7 @@ struct Rows64 {
 
   // Starts out += exponentials v with the values of a stage, or out = exponentials v.
   __device__ void start_out(const Exponentials& exponentials, int stage, bool add = true) {
-    const uint64_t values = tile_descriptor(tiles.v + stage * Tile::kV, kBlockN * 128, 1024);
+    const uint64_t values = tile_descriptor(tiles.v + stage * Tile::kV, kBlockN * 128, 1024);  //@ values_of_stage
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockN / 16; ++step)  // 16 rows of 128 bytes

@@ -35,7 +35,7 @@ __device__ inline void copy_tile(T* tile, const T* rows, int64_t stride, int row
     for (int i = 0; i < kRows; i += kRowStep)
 #pragma unroll
       for (int n = 0; n < kCols; n += kOfRow * 8)
-        cp_async_16(tile + Place::at(row + i, n + col), from + i * stride + n, row + i < rows_left);
+        cp_async_16(tile + Place::at(row + i, n + col), from + i * stride + n, row + i < rows_left);  //@ part_of_row
   }
 }
 
