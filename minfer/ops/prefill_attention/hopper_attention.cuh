@@ -95,11 +95,11 @@ __device__ Work work_of(const Attention<T>& p, int index, const Order& order) {
 // second slab: the copy engine writes zeros to the other half, which no product reads, and stores nothing of it. That costs as
 // much shared memory as heads of 128, and no products. Slabs of 32 columns in the 64-byte swizzle would save a quarter of the
 // memory, which no kernel here lacks.
-template <typename T_, int kDim_, int kDimV_ = kDim_, int kTilesOfQ_ = 1>
+template <typename T_, int kDim_, int kDimV_ = kDim_, int kTilesOfQ_ = 1, int kBlockN_ = kDimV_ <= 128 ? 128 : 64>
 struct Tiles {
   using T = T_;
   static constexpr int kDim = kDim_, kDimV = kDimV_, kTilesOfQ = kTilesOfQ_;  // kDimV: of v and out
-  static constexpr int kBlockN = kDimV <= 128 ? 128 : 64, kStages = 2;
+  static constexpr int kBlockN = kBlockN_, kStages = 2;
   static constexpr int kSlabs = (kDim + 63) / 64, kSlabsV = (kDimV + 63) / 64;
   static constexpr int kOutSlabs = kSlabsV < 2 || kSlabsV < kSlabs ? 1 : 2, kOutSlab = kRowsOfWarp * 64;
   static constexpr int kQ = kBlockM * kSlabs * 64, kK = kBlockN * kSlabs * 64, kV = kBlockN * kSlabsV * 64;  // elements
