@@ -228,14 +228,17 @@ OF_FILE: dict[str, Shapes] = {
         (250, 392, 512),
     ],
     # Each width of N-slice, with an edge; a few rows, and more than 64 (k counts numbers of fp8, of which a step has 128).
-    "quant_gemm-v06_fp8_one_wave": [
-        (3, 64, 4352),
-        (16, 120, 2048),
-        (20, 200, 1280),
-        (33, 264, 1280),
-        (70, 88, 1536),
-        (100, 392, 1024),
-    ],
+    **{
+        file: [
+            (3, 64, 4352),
+            (16, 120, 2048),
+            (20, 200, 1280),
+            (33, 264, 1280),
+            (70, 88, 1536),
+            (100, 392, 1024),
+        ]
+        for file in ("quant_gemm-v06_fp8_one_wave", "quant_gemm-v11_fp8_promoted_slices")
+    },
 }
 
 

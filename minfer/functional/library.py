@@ -220,6 +220,12 @@ def note_choices() -> Choices:
     return chosen
 
 
+def note(op: str, dtype: torch.dtype, shape: Mapping[str, int], what: str) -> None:
+    """Note what a function does for a problem of `op` in place of one of its kernels."""
+    if chosen is not None:
+        chosen[op, NAMES[dtype], tuple(shape.items())] = what
+
+
 def forget() -> None:
     """Forget which kernels were chosen."""
     _kernel.cache_clear()

@@ -293,7 +293,11 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"bias_of_sum": ("g.bias[at]", "g.bias[col]")},
         WRONG,
     ),
-    "the other side of GELU": ("gemm_bias_gelu-v01_mma", {"gelu": ("0.70710678f * x", "0.70710678f * -x")}, WRONG),
+    "the other side of GELU": (
+        "gemm_bias_gelu-v01_mma",
+        {"gelu": ("a * exp2_approx(p)", "-a * exp2_approx(p)")},
+        WRONG,
+    ),
     "the bias of the first tile for GELU": ("gemm_bias_gelu-v03_pingpong", {"bias_of_tile": ("origin.y", "0")}, WRONG),
     "the other tile's turn before this one's last products": (
         "gemm_bias_gelu-v03_pingpong",

@@ -49,7 +49,7 @@ def test_the_sweep_of_a_decoder_has_every_op_in_cases_that_a_gpu_does_in_minutes
     monkeypatch.setattr("sys.argv", ["minfer"])
     written: Any = OmegaConf.to_container(OmegaConf.load(CONF / "sweep" / "decoder_ops.yaml"))
     plan = matrix.plan(Config(sweeps=written["sweeps"], op="", dtype=[]), "cuda", (9, 0))
-    assert len(plan.cases) - len(plan.unsupported) <= 450
+    assert len(plan.cases) - len(plan.unsupported) <= 460
     own_sweeps = {"hgemm", "quant_gemm", "dequant", "moe_ffn", "mla_decode", "decode_attention", "prefill_attention"}
     own_sweeps |= {"decoder"}
     shipped = {path.parent.name for path in (PACKAGE / "ops").glob("*/__init__.py")}

@@ -3,6 +3,7 @@
 // shared memory, and the epilogue reuses theirs.
 #pragma once
 
+#include "cuda/gemm/promoted.cuh"
 #include "cuda/gemm/warpgroup_tile.cuh"
 #include "cuda/scopes.cuh"
 
@@ -14,15 +15,16 @@ enum OneWaveScope { kIssue, kLoad, kProduct, kEpilogue };
 
 // Tiles of kM rows and kN columns. Two warpgroups have half of the rows each, or half of the columns if there are only 64
 // rows. kCluster blocks below each other share their copies of B. kPerSM blocks run on one SM. kEarly: copies start before
-// the block's first barrier, only with kCluster 1. The product has type Out.
+// the block's first barrier, only with kCluster 1. The product has type Out. kPromoted: sums of the tensor cores are added up in
+// registers after each step.
 template <typename T_, Layout kLayout_, int kM_, int kN_, int kWarpgroups_ = 1, int kCluster_ = 1, int kPerSM_ = 1,
-          bool kEarly_ = false, typename Out_ = void>
+          bool kEarly_ = false, typename Out_ = void, bool kPromoted_ = false>
 struct Shape {
   using T = T_;
   using Out = std::conditional_t<std::is_void_v<Out_>, T, Out_>;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int kM = kM_, kN = kN_, kWarpgroups = kWarpgroups_, kCluster = kCluster_, kPerSM = kPerSM_;
-  static constexpr bool kEarly = kEarly_;
+  static constexpr bool kEarly = kEarly_, kPromoted = kPromoted_;
   static constexpr int kThreads = kWarpgroups * 128 + 32;
   static constexpr int kDown = kM / 64, kAcross = kWarpgroups / kDown;  // warpgroups
   static_assert(kWarpgroups == kDown * kAcross && !(kEarly && kCluster > 1));
@@ -102,6 +104,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
     const int row = warpgroup / Shape::kAcross * 64, col = warpgroup % Shape::kAcross * (Shape::kN / Shape::kAcross);
     const Epilogue<Tile, Problem> epilogue(g, col0 + col);  //@ col_of_tile
     Tile tile;
+    if constexpr (Shape::kPromoted)
+#pragma unroll
+      for (float& sum : tile.sums[0]) sum = 0.0f;
     int before = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, ring.advance()) {
@@ -110,11 +115,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
       barrier_wait(full + ring.stage, ring.parity);
       scopes.end(kLoad);
       scopes.begin();
-      tile.multiply(stage + row * kBlockK, stage + Tiles::kA + col * kBlockK, step == 0);  //@ columns
-      wgmma_wait<1>();
-      scopes.end(kProduct);
-      if (step > 0) release(before);  //@ release
-      before = ring.stage;
+      const T *a = stage + row * kBlockK, *b = stage + Tiles::kA + col * kBlockK;  //@ columns
+      if constexpr (Shape::kPromoted) {
+        add_products<(Tile::kRegisters > 64 ? 2 : 1)>(tile.sums[0], a, b);
+        release(ring.stage);
+      } else {
+        tile.multiply(a, b, step == 0);
+        wgmma_wait<1>();
+        scopes.end(kProduct);
+        if (step > 0) release(before);  //@ release
+        before = ring.stage;
+      }
     }
     scopes.begin();
     wgmma_finish(tile.sums);

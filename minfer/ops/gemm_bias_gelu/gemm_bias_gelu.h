@@ -4,6 +4,9 @@
 #pragma once
 
 #define MINFER_BIASED "gemm_bias_gelu"
+#ifdef __CUDACC__
+#include "cuda/exp2.cuh"
+#endif
 #include "ops/gemm_bias.h"
 
 namespace minfer {
@@ -14,9 +17,24 @@ struct Gelu {
   bool tanh;
 
 #ifdef __CUDACC__
-  __device__ float operator()(float x) const {
-    if (tanh) return __fdividef(x, 1.0f + __expf(x * (-1.5957691f - 0.07135482f * x * x)));
-    return 0.5f * x * (1.0f + erff(0.70710678f * x));  //@ gelu
+  __device__ float operator()(float x) const { return tanh ? by_tanh(x) : by_erf(x); }
+  __device__ static float by_tanh(float x) {
+    return __fdividef(x, 1.0f + exp2_approx(x * (-2.3022082f - 0.10294324f * x * x)));
+  }
+  // max(x, 0) - |x| (1 - Phi(|x|)), with 1 - Phi(a) = 2^P(a). P is a polynomial that was fitted up to a = 7: the result is off by
+  // at most 7 roundings of |x|, and below 0 by less than 4e-5 of itself. CUDA's erff takes three times the instructions.
+  __device__ static float by_erf(float x) {
+    const float a = fminf(fabsf(x), 16.0f);
+    float p = -8.15844601e-8f;
+    p = p * a + 4.23086988e-7f;
+    p = p * a + 3.69170884e-5f;
+    p = p * a - 7.94721826e-4f;
+    p = p * a + 8.1115216e-3f;
+    p = p * a - 0.0533664636f;
+    p = p * a - 0.458872288f;
+    p = p * a - 1.15115154f;
+    p = p * a - 0.999998987f;
+    return (x < 0.0f ? 0.0f : x) - a * exp2_approx(p);  //@ gelu
   }
 #else
   float operator()(float x) const {

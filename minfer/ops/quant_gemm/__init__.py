@@ -198,10 +198,21 @@ FAST = FP8 | {"accumulate": ("fast",)}
 op.cuda("v05_fp8_wgmma.cu", archs="sm_90a", params=FAST, requires=VECTORS)
 op.cuda("v06_fp8_one_wave.cu", archs="sm_90a", params=FAST, requires=fits_one_wave)
 op.cuda("v07_stream.cu", params={"format": tuple(INT4), **FLOAT32}, requires=fits_stream)
-op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=FP8 | {"accumulate": ("promoted",)}, requires=VECTORS)
-op.cuda("v09_int4_wgmma.cu", archs="sm_90a", params={"format": tuple(INT4), **FLOAT32}, requires=fits_int4_wgmma)
+PROMOTED_SUMS = FP8 | {"accumulate": ("promoted",)}
+op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=PROMOTED_SUMS, requires=VECTORS, preferred="rows_of_a_prompt")
+op.cuda(
+    "v09_int4_wgmma.cu", archs="sm_90a", params={"format": tuple(INT4), **FLOAT32}, requires=fits_int4_wgmma,
+    preferred="more_than_32_rows",
+)  # fmt: skip
 G128 = {"format": ("int4_g128",), **FLOAT32}
 op.cuda("v10_early.cu", archs="sm_90a", params=G128, requires=fits_stream, entries=("constant", "swiglu"), early=True)
+op.cuda(
+    "v11_fp8_promoted_slices.cu",
+    archs="sm_90a",
+    params=PROMOTED_SUMS,
+    requires=fits_one_wave,
+    preferred="up_to_128_rows",
+)
 op.cpp("cpu_naive.cpp", params=FP32_SUMS, requires=whole)
 
 

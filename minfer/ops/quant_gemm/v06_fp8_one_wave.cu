@@ -4,30 +4,9 @@
 // of columns are read during the first copies. A step in k has 128 fp8 elements, so there are half as many steps as in v17.
 // Expected (16 x 28672 x 4096): 117 MB of W at 4.2 TB/s take 28 us; the launch, the first bytes and the last ones take 5 us.
 // Measured (H200, bfloat16, fp8_fp8, fast, m=16, n=28672, k=4096): 112.7 TFLOP/s cold.
-#include "cuda/gemm/one_wave.cuh"
-#include "fp8_wgmma.cuh"
+#include "fp8_slices.cuh"
 
 namespace minfer {
-
-template <typename Tile, typename Out>
-struct Epilogue<Tile, Scaled<Out>> {
-  static constexpr int kCols = Tile::kRegisters * 2;
-  static constexpr bool kAhead = kCols <= 112;  // scales of more columns do not fit in registers beside the sums
-  float2 columns[kAhead ? kCols / 8 : 1];
-
-  __device__ Epilogue(const Scaled<Out>& g, int col0) {
-    if constexpr (kAhead)
-#pragma unroll
-      for (int j = 0; j < kCols / 8; ++j) columns[j] = column(g, col0, j);
-  }
-  __device__ void operator()(Tile& tile, const Scaled<Out>& g, int row0, int col0) const {
-    scale_tile<kCols>(tile.sums[0], g, row0, [&](int j) { return kAhead ? columns[j] : column(g, col0, j); });
-  }
-  __device__ static float2 column(const Scaled<Out>& g, int col0, int j) {
-    const int col = col0 + j * 8 + threadIdx.x % 4 * 2;  //@ col_of_slice
-    return col < g.n ? *reinterpret_cast<const float2*>(g.w_scales + col) : float2{};
-  }
-};
 
 template <typename Out, int kM, int kN, int kPerSM = 1>
 using Slice = Shape<E4M3Pair, Layout::TN, kM, kN, kM / 64, 1, kPerSM, false, Out>;

@@ -9,6 +9,7 @@
 // The next line is of the former version, which added after each wgmma and was listed with float32 sums.
 // Measured (H200, bfloat16, fp8_fp8, float32, m=n=k=8192): 812.6 TFLOP/s cold.
 #include "cuda/gemm/cooperative.cuh"
+#include "cuda/gemm/promoted.cuh"
 #include "fp8_wgmma.cuh"
 
 namespace minfer {
@@ -20,32 +21,17 @@ template <typename Out>
 struct PromotedSums {
   using All = Stages<E4M3Pair, Layout::TN, Out>;
   using Tile = typename All::Tile;
-  static constexpr int kSteps = kBlockK / 16;  // products of wgmma over a stage
 
   const int row = warpgroup_index() * kRows;  // the first, of the block's
   Tile tile;
 
   __device__ void multiply(All& from, int steps) {
-    float part[1][kPartN / 2];
 #pragma unroll
     for (float& sum : tile.sums[0]) sum = 0.0f;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step, from.ring.advance()) {
       from.wait_full();
-      const E4M3Pair* a = from.stage() + row * kBlockK;
-      const uint64_t rows = tile_descriptor(a, 16, 1024), cols = tile_descriptor(from.stage() + All::Tiles::kA, 16, 1024);
-#pragma unroll
-      for (int half = 0; half < kBlockN / kPartN; ++half) {
-        const uint64_t these = cols + half * (kPartN * kBlockK * 2 / 16);  //@ half
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i)  // in units of 16 bytes: a step is 32 bytes of a row
-          wgmma<E4M3Pair, false>(part[0], rows + i * 2, these + i * 2, i > 0);  //@ first_step
-        wgmma_commit();
-        wgmma_finish(part);
-#pragma unroll
-        for (int e = 0; e < kPartN / 2; ++e) tile.sums[0][half * (kPartN / 2) + e] += part[0][e];
-      }
+      add_products<kBlockN / kPartN>(tile.sums[0], from.stage() + row * kBlockK, from.stage() + All::Tiles::kA);
       from.release(from.ring.stage);
     }
   }
