@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from minfer import build, dequant, ops, quant_gemm
-from minfer.bench.errors import run_reference
+from minfer.bench.errors import compare_output, run_reference
 from minfer.bench.operands import Operands
 from minfer.bench.verify import WrongResult, verify
+from minfer.functional import quantised
 from minfer.ops.quantised import FORMATS, FP8, GGUF, INT4, dequantised
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -277,3 +278,34 @@ def test_every_format_has_kernels():
             if k.takes(GEMM.case(k.name, "bfloat16", {"m": 1, "n": 1, "k": 256}, {"format": name})) is None
         ]
         assert {"torch", "cuda", "cpp"} <= {k.backend for k in able}
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "steps"), [("q8_0", 65, 2), ("fp8", 65, 2), ("q8_0", 64, 1), ("int4_g128", 65, 1)]
+)
+def test_many_rows_are_multiplied_with_dequantised_weights_on_hopper(
+    name: str, m: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    call = quantised.library.call
+    monkeypatch.setattr(
+        quantised.library, "call", lambda op, *rest, **more: (called.append(op), call(op, *rest, **more))
+    )
+    monkeypatch.setattr(quantised.library, "capability_of", lambda tensor: (9, 0))
+    case = GEMM.case("torch", "bfloat16", {"m": m, "n": 24, "k": 256}, {"format": name})
+    t = Operands(GEMM, case, 1, "normal", CPU).tensors
+    scales = {key: t[key] for key in ("scales", "zeros") if t[key].numel()}
+    y = quantised._quant_gemm(t["x"], t["w"].flatten(1), name, scales.get("scales"), scales.get("zeros"), None, None)
+    assert called == (["dequant", "hgemm"] if steps == 2 else ["quant_gemm"])
+    assert compare_output(GEMM, case, "y", {"y": y}, run_reference(GEMM, case, t)).over_bound <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*GGUF, "fp8"])
+def test_many_rows_on_a_gpu(name: str) -> None:
+    case = GEMM.case("torch", "bfloat16", {"m": 300, "n": 1032, "k": 2048}, {"format": name})
+    t = Operands(GEMM, case, 1, "normal", torch.device("cuda")).tensors
+    scales = t["scales"] if t["scales"].numel() else None
+    for _ in range(3):  # prepared from the second call on
+        y = quant_gemm(t["x"], t["w"].flatten(1), name, scales)
+        assert compare_output(GEMM, case, "y", {"y": y}, run_reference(GEMM, case, t)).over_bound <= 1
