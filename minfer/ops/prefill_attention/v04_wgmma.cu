@@ -10,10 +10,10 @@
 
 namespace minfer {
 
-template <typename T, int kDim, int kDimV>
+template <typename T, int kDim>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order) {
-  using Tile = Tiles<T, kDim, kDimV>;
+  using Tile = Tiles<T, kDim>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
   if (threadIdx.x == 0) tile.init();
@@ -54,11 +54,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  for_dims(p.dim, p.v_dim, [&]<int kDim, int kDimV>() {
-    using Tile = Tiles<T, kDim, kDimV>;
+  for_dim(p.dim, [&]<int kDim>() {
+    using Tile = Tiles<T, kDim>;
     const AttentionMaps maps = make_maps(p, Tile::kBlockN);
     const Order order = make_order(p);
-    const auto kernel = attend<T, kDim, kDimV>;
+    const auto kernel = attend<T, kDim>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes));
     kernel<<<order.pieces(), kThreads, Tile::kBytes, p.stream>>>(maps, p, order);
   });
