@@ -78,8 +78,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CXX"] = COMPILER
 
 
-def pytest_collection_finish() -> None:
-    """Exclude the half a million objects of the modules imported so far from later garbage collections."""
+@pytest.hookimpl(tryfirst=True)  # before xdist is told that this process is ready
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let tests that measure begin before any other: they would wait for the end of those that run, and all others with them.
+    Exclude the half a million objects of the modules imported so far from later garbage collections."""
+    if is_first_worker(session.config) and session.items and alone(session.items[0]):
+        enter(session.config, session.items[0])
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -88,6 +92,11 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if SHARED in config.stash:
         config.stash[SHARED].cleanup()
+
+
+def is_first_worker(config: pytest.Config) -> bool:
+    """Whether this is the process that gets the first group. A pytest that a test starts is not."""
+    return getattr(config, "workerinput", {}).get("workerid") == "gw0"
 
 
 def is_slow_tier(config: pytest.Config) -> bool:
@@ -101,7 +110,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)  # once more, with more examples
         if item.get_closest_marker("gpu") and not has_gpu():
             item.add_marker(pytest.mark.skip(reason="no GPU here"))
-    items.sort(key=lambda item: not alone(item))  # they share one process, which begins with them
+    items.sort(key=place)
     words = config.option.markexpr
     named = config.option.keyword or any("::" in word for word in config.args)
     part, parts = config.option.part or (1, 1)
@@ -116,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if is_chosen(item)]
     config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
     items[:] = chosen
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+    if is_first_worker(config):
         (Path(os.environ["MINFER_TESTS_SHARED"]) / "groups").write_text(json.dumps({i.nodeid: group(i) for i in items}))
 
 
@@ -126,6 +135,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     from xdist.scheduler import LoadScopeScheduling
 
     class Groups(LoadScopeScheduling):
+        def schedule(self) -> None:
+            """Give the first group to the process that has entered the room already."""
+            self.assigned_work = dict(sorted(self.assigned_work.items(), key=lambda pair: pair[0].gateway.id != "gw0"))
+            super().schedule()
+
         def _split_scope(self, nodeid: str) -> str:
             return groups()[nodeid]
 
@@ -146,6 +160,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def alone(item: pytest.Item | None) -> bool:
     """Whether a test measures, so that nothing else may run beside it."""
     return item is not None and item.get_closest_marker("timing") is not None
+
+
+def place(item: pytest.Item) -> int:
+    """Tests that measure come first: they share one process. Those of single kernels on a GPU come last: they are many small
+    groups, so that all processes end at about the same time."""
+    if alone(item):
+        return 0
+    return 2 if item.get_closest_marker("gpu") and group(item) != item.path.stem else 1
 
 
 def group(item: pytest.Item) -> str:
@@ -175,19 +197,23 @@ def whole(item: pytest.Item) -> str:
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the clock of a test's timeout starts
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     """One who measures has the machine for itself until it has measured everything: all others hold the lock together."""
-    shared = Path(os.environ["MINFER_TESTS_SHARED"])
-    room = item.config.stash.get(ROOM, None)
-    if room is None:
-        room = item.config.stash[ROOM] = os.open(shared / "room", os.O_CREAT | os.O_RDWR)
-        with open(shared / "door", "w") as door:
-            fcntl.flock(door, fcntl.LOCK_EX)  # who waits for the room lets no other in
-            fcntl.flock(room, fcntl.LOCK_EX if alone(item) else fcntl.LOCK_SH)
+    if ROOM not in item.config.stash:
+        enter(item.config, item)
     try:
         return (yield)
     finally:
         if not (alone(item) and alone(nextitem)):
-            os.close(room)
+            os.close(item.config.stash[ROOM])
             del item.config.stash[ROOM]
+
+
+def enter(config: pytest.Config, item: pytest.Item) -> None:
+    """Take the lock that a test needs. Who waits for the room until it is empty lets no other in."""
+    shared = Path(os.environ["MINFER_TESTS_SHARED"])
+    room = config.stash[ROOM] = os.open(shared / "room", os.O_CREAT | os.O_RDWR)
+    with open(shared / "door", "w") as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, fcntl.LOCK_EX if alone(item) else fcntl.LOCK_SH)
 
 
 @pytest.fixture(autouse=True)

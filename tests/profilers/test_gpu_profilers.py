@@ -19,7 +19,7 @@ from minfer.profilers import Finding, Job, calls, jit, proton, static
 from minfer.rows import store
 from tests.conftest import launch
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timing]
+pytestmark = pytest.mark.gpu
 
 SIZE = 2048  # long enough to compare clocks, and its 24 MB of operands fit a large L2 cache
 KERNELS = ("triton_tiled", "torch")
@@ -87,6 +87,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Foun
     return lambda name, kernel: results[name][kernel]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gpu_the_profilers_time_is_the_events_time(found, name, kernel):
@@ -95,6 +96,7 @@ def test_gpu_the_profilers_time_is_the_events_time(found, name, kernel):
     assert finding.metrics["device_us"] == pytest.approx(warm_us(case_of(kernel)), rel=0.25)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gpu_triton_tiled_is_one_kernel(found, name):
     finding, _ = found(name, "triton_tiled")
@@ -103,6 +105,7 @@ def test_gpu_triton_tiled_is_one_kernel(found, name):
     assert finding.metrics["kernel0.device_us"] == pytest.approx(finding.metrics["device_us"])
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gpu_protons_rates_follow_from_its_time(found, kernel):
     (finding, _), case = found("proton", kernel), case_of(kernel)
@@ -111,6 +114,7 @@ def test_gpu_protons_rates_follow_from_its_time(found, kernel):
     assert finding.metrics["gbps"] == pytest.approx(op.bytes(case) / seconds / 1e9)
 
 
+@pytest.mark.timing
 def test_gpu_the_host_launches_what_the_device_runs(found):
     finding, _ = found("torch", "triton_tiled")
     assert finding.metrics["launches"] == 1 and 0 < finding.metrics["launch_us"] < finding.metrics["cpu_us"]
@@ -119,6 +123,7 @@ def test_gpu_the_host_launches_what_the_device_runs(found):
     assert finding.metrics["aten::mm.self_device_us"] == pytest.approx(on_device)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gpu_the_files_are_there_and_can_be_read(found, kernel):
     slug = store.slug(case_of(kernel).key)

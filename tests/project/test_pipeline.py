@@ -160,7 +160,7 @@ def test_a_registered_kernel_without_its_source_is_one_line(here, tmp_path, monk
     ops.load_file.cache_clear()
 
 
-FEW_ON_A_GPU = ("torch", "v01_naive", "v02_tiled", "v13_cooperative", "v15_gemv", "triton_tiled")
+FEW_ON_A_GPU = ("torch", "v13_cooperative", "v15_gemv", "triton_tiled")
 
 
 @pytest.mark.timing
