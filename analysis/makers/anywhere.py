@@ -29,6 +29,7 @@ from minfer.rows.rules import is_too_wide
 
 COMMAND = "python analysis/make.py anywhere"
 FUNCTION = "function"  # the backend of minfer's functions
+DEFINITION = "torch_eager"  # in fp32 and in several launches; not an implementation that anybody would use
 WORST = 10  # problems of an op that are named
 PLOT = "anywhere-functions"
 COLUMNS = [*WHICH, "dtype", "shape", "device", "device_kind", "torch", "drawn", "chosen", "message", "baseline"]
@@ -53,7 +54,7 @@ class Distribution:
     name: str
     seed: int
     points: list[Point]
-    without: list[store.Row]  # drawn, but without a ratio: wrong, failed, or too noisy
+    without: list[store.Row]  # drawn, but without a ratio: wrong, failed, too noisy, or beside the definition alone
 
     @property
     def mean(self) -> float:
@@ -89,6 +90,8 @@ def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
 def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | None:
     """None where there is no ratio, or none that may be shown."""
     other = best_other(beside, "cold")
+    if (other["kernel"] if other else row["baseline"]) == DEFINITION:
+        return None
     ratio = compare_with_other(row, other, "cold")
     if other and ratio:
         if is_too_wide(ratio.low, ratio.high):
@@ -100,6 +103,13 @@ def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | None:
     if is_too_wide(row["cold_speedup_low"], row["cold_speedup_high"]):
         return None
     return Point(row, speedup, row["cold_verdict"], row["baseline"])
+
+
+def _why_without(row: store.Row) -> str:
+    """Why a row has no ratio."""
+    if row["status"] == store.MEASURED[0]:
+        return f"nothing but {DEFINITION}, the definition in several launches, was timed beside it"
+    return f"{row['status']}: {row['message']}"
 
 
 def lines(device: str, found: list[Distribution], picture: str) -> Iterator[str]:
@@ -127,7 +137,7 @@ def lines(device: str, found: list[Distribution], picture: str) -> Iterator[str]
             ["Problem", "Speed over the best other", "Best other", "Chosen kernel"], [":--", "--:", ":--", ":--"], worst
         )
         if of.without:
-            why = sorted({f"{row['status']}: {row['message']}" for row in of.without}, key=natural)
+            why = sorted({_why_without(row) for row in of.without}, key=natural)
             yield from ["", f"Without a ratio, {len(of.without)}: {escape('; '.join(why), 300)}"]
     yield ""
 

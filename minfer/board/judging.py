@@ -79,7 +79,9 @@ def run(board: Board, season: Season, entries: Sequence[Entry], beside: Entry | 
         numbers = _number(season, op)
         register = stage(board, entries, folder / "sources")
         config = _compose(board, season, [entry.kernel for entry in entries], register, folder)
-        config.beside = beside.kernel if beside else ""
+        if beside:
+            config.beside = beside.kernel
+            config.draw.only = [number for number in numbers.values() if number > 0]  # problem 0 counts in no score
         queued = executors.choose(config.cluster, config.container).queued
         alone = contextlib.nullcontext() if queued else board.lock("machine")  # SLURM gives each job its own processors
         board.steps.say("waiting until no other submission is judged", about)

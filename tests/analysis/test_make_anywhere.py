@@ -82,3 +82,17 @@ def test_rows_of_drawn_problems_are_in_no_other_table_and_displace_no_row(
 
 def test_without_rows_the_page_says_how_to_get_some(tmp_path: Path) -> None:
     assert "+sweep=anywhere draw.problems=200" in page(tmp_path, row())
+
+
+def test_beside_the_definition_alone_there_is_no_ratio(tmp_path: Path) -> None:
+    text = page(
+        tmp_path,
+        *(drawn("torch_eager", m, 100.0) for m in (1, 2)),
+        drawn("torch", 2, 100.0),
+        function(1, 1.0, baseline="torch_eager"),
+        function(2, 50.0),
+    )
+    assert "| `minfer.matmul` | 7 | 1 | 2.00× | 2.00× | 100 % | 1 |" in text
+    assert (
+        "Without a ratio, 1: nothing but torch_eager, the definition in several launches, was timed beside it" in text
+    )

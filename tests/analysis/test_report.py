@@ -348,7 +348,7 @@ def test_what_counters_say(counted: dict[str, float], word: str):
 def test_a_source_is_the_rows_and_no_other_file():
     sources = kernels.Sources()
     found = sources.of("rmsnorm", "v02_vectors", None)
-    assert found and found["path"] == "minfer/ops/rmsnorm/v02_vectors.cu" and "row.cuh" in found["headers"]
+    assert found and found["path"] == "minfer/ops/rmsnorm/v02_vectors.cu" and "cuda/norm_row.cuh" in found["headers"]
     assert (
         sources.of("hgemm", "v07_tuned_acc16", None) is None
         or "v07_tuned" in sources.of("hgemm", "v07_tuned_acc16", None)["path"]
