@@ -214,6 +214,27 @@ def test_a_problem_that_could_not_be_judged_is_judged_again(
         assert "on problem 2 it could not be judged in 3 runs" in answer["message"]
 
 
+def test_a_run_beside_the_holder_leaves_out_the_problem_that_counts_in_no_score(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[tuple[str, list[int]]] = []
+
+    def gather(numbers: dict[str, int], *_: object) -> judging.Judged:
+        rows = {kernel: dict.fromkeys(numbers.values(), measured(1.0 + len(runs))) for kernel in names}
+        return fake(rows)
+
+    monkeypatch.setattr(judging.start, "run", lambda config: runs.append((config.beside, list(config.draw.only))))
+    monkeypatch.setattr(judging, "_gather", gather)
+    names: list[str] = []
+    monkeypatch.setattr(
+        judging, "stage", lambda board, entries, folder: names.extend(each.kernel for each in entries) or folder
+    )
+    for who in ("ada", "bob"):
+        submit.submit(board, "softmax", {"mine.py": HONEST + f"\n# {who}".encode()}, who)
+    (_, alone), (_, also), (beside, raced) = runs
+    assert alone == also == [] and beside and raced == [1, 2, 3]
+
+
 def test_a_kernel_that_failed_has_no_problem_judged_again() -> None:
     busy = measured(1.0) | {"status": "error", "message": "could not be judged: it was busy"}
     wrong = measured(1.0) | {"status": "wrong", "message": "a wrong element"}
