@@ -59,8 +59,9 @@ def quant_gemm(
         float32 of the shape of x without its last dimension; then `dtype` is bfloat16 by default.
     format, w, scales, zeros: as `dequant` has them; int4's scales and zeros are of the dtype of x.
 
-    On Hopper, a product of more than 64 rows with weights that are neither int4 nor fp8 beside an fp8 x takes two steps: it
-    writes the weights to a temporary tensor (n, k) of dtype, and multiplies with that.
+    On Hopper, a product of more than 64 rows takes two steps for GGUF's blocks, and for fp8 weights with an x of 16 bits: it
+    writes the weights to a temporary tensor (n, k) of dtype, and multiplies with that. One kernel does it all where there is no
+    memory for this tensor.
 
     Sums are fp32 and the result is rounded once. Where x is float8_e4m3fn, the tensor cores may sum up to 128 products with
     about 13 bits, and these sums are added in fp32 (`accumulate=promoted`). Works under `torch.compile`; it has no backward:
@@ -112,14 +113,22 @@ def _quant_gemm(
     params = {"format": "fp8_fp8", "accumulate": "promoted"} if both else {"format": format, "accumulate": "float32"}
     operands = _operands(w, format, scales, zeros, y.dtype)
     shape = {"m": len(rows), "n": y.shape[-1], "k": k}
-    if not both and format not in INT4 and len(rows) > MOST_ROWS and library.capability_of(x) == (9, 0):
-        weights = x.new_empty(shape["n"], k)
+    many = not both and format not in INT4 and len(rows) > MOST_ROWS and library.capability_of(x) == (9, 0)
+    if many and (weights := _temporary(x, shape["n"], k)) is not None:
         library.call("dequant", (weights, *operands), y.dtype, {"n": shape["n"], "k": k}, {"format": format})
         library.call("hgemm", (out, rows, weights.t()), y.dtype, shape, PRODUCT, alpha=1.0, beta=0.0)
         library.note("quant_gemm", y.dtype, shape, "dequant and matmul, because there are many rows")
     else:
         library.call("quant_gemm", (out, rows, *operands, of_x, nothing, nothing), y.dtype, shape, params)
     return y
+
+
+def _temporary(like: Tensor, n: int, k: int) -> Tensor | None:
+    """A tensor (n, k), or None if there is no memory for it."""
+    try:
+        return like.new_empty(n, k)
+    except torch.OutOfMemoryError:
+        return None
 
 
 def _fake_dequant(w: Tensor, format: str, scales: Tensor | None, zeros: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -300,6 +300,28 @@ def test_many_rows_are_multiplied_with_dequantised_weights_on_hopper(
     assert compare_output(GEMM, case, "y", {"y": y}, run_reference(GEMM, case, t)).over_bound <= 1
 
 
+def test_one_kernel_multiplies_many_rows_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    call = quantised.library.call
+    monkeypatch.setattr(
+        quantised.library, "call", lambda op, *rest, **more: (called.append(op), call(op, *rest, **more))
+    )
+    monkeypatch.setattr(quantised.library, "capability_of", lambda tensor: (9, 0))
+    empty = torch.Tensor.new_empty
+
+    def scarce(tensor: torch.Tensor, *sizes: int, **how: object) -> torch.Tensor:
+        if sizes == (24, 256):
+            raise torch.OutOfMemoryError("no memory")
+        return empty(tensor, *sizes, **how)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", scarce)
+    case = GEMM.case("torch", "bfloat16", {"m": 65, "n": 24, "k": 256}, {"format": "q8_0"})
+    t = Operands(GEMM, case, 1, "normal", CPU).tensors
+    y = quantised._quant_gemm(t["x"], t["w"].flatten(1), "q8_0", None, None, None, None)
+    assert called == ["quant_gemm"]
+    assert compare_output(GEMM, case, "y", {"y": y}, run_reference(GEMM, case, t)).over_bound <= 1
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*GGUF, "fp8"])
 def test_many_rows_on_a_gpu(name: str) -> None:
