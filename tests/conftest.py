@@ -80,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist is told that this process is ready
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let tests that measure begin before any other: they would wait for the end of those that run, and all others with them.
+    """Let tests that measure begin first. Later they would wait for all running tests, and all others would wait for them.
     Exclude the half a million objects of the modules imported so far from later garbage collections."""
     if is_first_worker(session.config) and session.items and alone(session.items[0]):
         enter(session.config, session.items[0])

@@ -11,8 +11,9 @@
 
 namespace minfer {
 
-constexpr int kMostCounters = 4096, kArrays = 64;  // counters of a launch; launches' counters that are allocated together
-constexpr size_t kMostCaptures = 4096;           // that have counters of their own
+constexpr int kMostCounters = 4096;     // of a launch
+constexpr int kArrays = 64;             // of so many counters, in one allocation
+constexpr size_t kMostCaptures = 4096;  // that have counters of their own
 
 // Memory that is full of zeros when this returns. It may be called during a capture, which records nothing of it.
 inline unsigned* zeroed_words(size_t words) {
@@ -32,8 +33,8 @@ inline unsigned* zeroed_words(size_t words) {
 
 // The counters of a launch on this stream: zero before it and after it, but for their highest bits, which the barrier of
 // `grid.cuh` flips. Launches that run at once must not share them. So each stream of a device has its own, and other ones in
-// each capture of a CUDA graph; after kMostCaptures captures the oldest one's are used again. Kernels' libraries do not share
-// them either, as not every kernel allows for the highest bit: the function is static.
+// each capture of a CUDA graph; after kMostCaptures captures the oldest one's are used again. The function is static, so that
+// each kernel's library has its own: not all kernels expect a set highest bit.
 static inline unsigned* counters_of(cudaStream_t stream) {
   using Key = std::pair<unsigned long long, cudaStream_t>;  // a capture, or 0 outside of captures
   struct OfDevice {

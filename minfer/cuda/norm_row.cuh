@@ -1,4 +1,4 @@
-// What a rmsnorm kernel does with 16 bytes of a row.
+// What kernels of RMSNorm do with 16 bytes of a row.
 #pragma once
 
 #include "cuda/vector.cuh"

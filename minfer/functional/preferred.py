@@ -61,19 +61,18 @@ def any_columns(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 def more_than_32_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether a product with int4 weights has more than 32 rows: on an H200 723 x 2048 x 8192 took 189 us with v03_mma, the
-    nearest measured kernel, of which v09_int4_wgmma needs a quarter."""
+    nearest shape's kernel."""
     return shape["m"] > 32 and min(shape["n"], shape["k"]) >= SHORT
 
 
 def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether a product that is fused with something has at least 129 rows. There the kernels with slices of N for one
-    wave, which the nearest measured row often names, are slow: on an H100 `swiglu` of 300 x 14336 x 4096 takes
-    260 us with v05_one_wave and 173 us with v03_wgmma."""
+    """Whether a product has at least 129 rows. There the kernels with N-slices for one wave, which the nearest measured row
+    often names, are slow: on an H200 `swiglu` of 271 x 11008 x 4096 takes 147 us with v05_one_wave, 86 with v07_fitted."""
     return shape["m"] > 128 and min(shape["n"], shape["k"]) >= SHORT
 
 
 def up_to_128_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether a product that is fused with something has at most 128 rows. The nearest measured row often has thousands: on an
+    """Whether a product has at most 128 rows, but not none. The nearest measured row often has thousands: on an
     H200 `gemm_bias_relu` of 12 x 17408 x 5120 took 143 us with v04_cooperative, and cuBLASLt 50 us."""
     return 0 < shape["m"] <= 128 and min(shape["n"], shape["k"]) >= SHORT
 

@@ -14,8 +14,8 @@ Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
 E4M3 = torch.float8_e4m3fn
 PRODUCT = {"layout": "TN", "accumulate": "float32"}
-# Above this number of rows, weights in GGUF's formats and in fp8 are dequantised first on Hopper. On an H200 300 x 16384 x 3072
-# with q8_0 took 301 us in one kernel.
+# Above this number of rows, GGUF's weights, and those in fp8 beside an x of 16 bits, are dequantised first on Hopper. On an
+# H200 300 x 16384 x 3072 with q8_0 took 301 us in one kernel.
 MOST_ROWS = 64
 
 
@@ -53,15 +53,15 @@ def quant_gemm(
     x_scales: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x @ Wᵀ, (..., n) from x (..., k), with the weights W of `dequant`, which are not written out.
+    """x @ Wᵀ, (..., n) from x (..., k), with the weights W of `dequant`.
 
     x: float16 or bfloat16, which is also `dtype`, that of the result. Or float8_e4m3fn with fp8 weights and `x_scales`,
         float32 of the shape of x without its last dimension; then `dtype` is bfloat16 by default.
     format, w, scales, zeros: as `dequant` has them; int4's scales and zeros are of the dtype of x.
 
     On Hopper, a product of more than 64 rows takes two steps for GGUF's blocks, and for fp8 weights with an x of 16 bits: it
-    writes the weights to a temporary tensor (n, k) of dtype, and multiplies with that. One kernel does it all where there is no
-    memory for this tensor.
+    writes the weights to a temporary tensor (n, k), rounded to dtype, and multiplies with that. One kernel does it all where
+    there is no memory for this tensor.
 
     Sums are fp32 and the result is rounded once. Where x is float8_e4m3fn, the tensor cores may sum up to 128 products with
     about 13 bits, and these sums are added in fp32 (`accumulate=promoted`). Works under `torch.compile`; it has no backward:

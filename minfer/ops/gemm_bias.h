@@ -1,4 +1,5 @@
-// A product with a bias and an activation. The op's own header defines MINFER_BIASED, its name in errors, and then includes this.
+// A product with a bias and an activation. The op's own header defines MINFER_BIASED, its name in errors, and then includes
+// this.
 #pragma once
 
 #include "ops/gemm.h"

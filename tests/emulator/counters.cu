@@ -1,5 +1,5 @@
-// Launches of a kernel with counters, one for each pair of a capture of a CUDA graph (0: none, -1: CUDA does not say) and a
-// stream: the address of the counters of each. And what a kernel must not do with them, by the number of the mistake.
+// Launches a kernel with counters for each pair of a capture of a CUDA graph (0: none, -1: CUDA does not say) and a stream, and
+// returns the addresses of the counters. A number says which mistake the kernel makes with them.
 #include "cuda/counters.cuh"
 
 using minfer::Tensor;

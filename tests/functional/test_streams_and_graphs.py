@@ -146,7 +146,7 @@ def test_graphs_that_are_captured_on_one_stream_are_replayed_at_once(name: str) 
 
 @GPU
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_calls_run_on_more_than_64_streams_at_once(name: str) -> None:
+def test_calls_run_on_many_streams_at_once(name: str) -> None:
     call = PROBLEMS[name].call(0)
     wanted = call()
     streams = [torch.cuda.Stream(priority=-(i // 32)) for i in range(STREAMS)]  # PyTorch has 32 of each priority

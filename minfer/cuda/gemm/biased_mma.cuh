@@ -1,4 +1,4 @@
-// hgemm's tiles of cp.async and mma.sync, with a bias and an activation on the sums in registers.
+// Tiles of cp.async and mma.sync, with a bias and an activation on the sums in registers.
 #pragma once
 
 #include "cuda/gemm/block_tile.cuh"

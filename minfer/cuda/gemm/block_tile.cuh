@@ -1,4 +1,4 @@
-// What one block multiplies from v06 on: cp.async fills the stages of shared memory, swizzled, and the fragments of the
+// What one block multiplies from hgemm's v06 on: cp.async fills the stages of shared memory, swizzled, and the fragments of the
 // next 16 steps in k are loaded before the current ones are multiplied.
 #pragma once
 

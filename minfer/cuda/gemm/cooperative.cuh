@@ -1,5 +1,5 @@
-// What v13 and v14_stream_k share. A block, one of a cluster of two, multiplies tiles of 128 x 256 of the product. One
-// thread copies, two warpgroups multiply, and they store a finished tile while they multiply the next one.
+// The tiles of hgemm's v13, and of kernels like it. A block, one of a cluster of two, multiplies tiles of 128 x 256 of the
+// product. One thread copies, two warpgroups multiply, and they store a finished tile while they multiply the next one.
 #pragma once
 
 #include "cuda/gemm/warpgroup_tile.cuh"

@@ -13,11 +13,11 @@ constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kWriters = kCon
 constexpr int kPair = 2;      // blocks that share an operand; their tiles are side by side, or one below the other
 constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
 
-// Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns, or half of the rows
-// if kN is no multiple of 128: kWide times 64 columns, and kHigh rows. With kTwo the product has two Bs, and kN counts the columns
-// of both: each 64 columns of the first B are followed by the same columns of the second, and the sums of both become one
-// column of the product (`combine`). With kAnywhere, rows of the product need not start at
-// multiples of 16 bytes (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; a pair's tiles are then side by side.
+// Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns if kN is a multiple of 128
+// (256 with kTwo), else half of the rows: kWide times 64 columns, and kHigh rows. With kTwo the product has two Bs, and kN
+// counts the columns of both: each 64 columns of the first B are followed by the same columns of the second, and the sums of
+// both become one column of the product. With kAnywhere, rows of the product need not start at multiples of 16 bytes
+// (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; a pair's tiles are then side by side.
 template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kPlain_ = false, bool kTwo_ = false>
 struct Fitted {
   using T = T_;
@@ -49,7 +49,7 @@ struct Fitted {
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
   // These start the copies of one half, 0 or 1, of B or of A. `load(box, x, y, second)` calls one of TMA's functions, and
-  // supplies the other arguments. second: of two Bs the second.
+  // supplies the other arguments. second: whether from the second B.
   template <typename Load>
   __device__ static void load_b(T* stage, int col, int k, int half, Load load) {
     if constexpr (kTN && kTwo) {
@@ -79,8 +79,8 @@ struct Division {
 };
 
 // What a thread does with a sum before it is stored: here nothing. A finish is made for columns `col` and col + 8. Its call
-// operator gets a sum, and whether the sum is of the second of these columns. With two Bs, `combine` has made it of two sums.
-// Other problems derive from Gemm and have a finish of their own.
+// operator gets a sum, and whether the sum is of the second of these columns. With two Bs, `combine(sum1, sum2,
+// second)` has made that sum. Other problems derive from Gemm and have a finish of their own.
 struct AsItIs {
   template <typename Problem>
   __device__ AsItIs(const Problem&, int /*col*/) {}

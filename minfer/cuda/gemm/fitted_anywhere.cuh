@@ -1,4 +1,4 @@
-// For v18_fitted where rows of the product, and in NN those of B, do not start at multiples of 16 bytes, as with a
+// For hgemm's v18_fitted where rows of the product, and in NN those of B, do not start at multiples of 16 bytes, as with a
 // vocabulary of 49155. TMA cannot copy or store such rows.
 #pragma once
 

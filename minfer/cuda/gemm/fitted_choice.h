@@ -1,5 +1,5 @@
-// Which tile v18_fitted takes for a product. A model of the time decides. It counts waves of tiles, steps of a tile,
-// and bytes.
+// Which tile hgemm's v18_fitted, and kernels like it, take for a product. A model of the time decides. It counts waves of
+// tiles, steps of a tile, and bytes.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What v14_small and v17_one_wave share: a block for each tile of the product, all of which run at once. One thread of a
+// Kernels of one wave, as hgemm's v14_small: a block for each tile of the product, all of which run at once. One thread of a
 // block copies, and one or two warpgroups multiply. Bandwidth is bytes in flight over latency, so the stages take all of
 // shared memory, and the epilogue reuses theirs.
 #pragma once
@@ -10,12 +10,13 @@
 namespace minfer {
 
 // What `Scopes` timestamps. In a step: the producer issues copies (kIssue), a consumer warp waits for them (kLoad), and
-// multiplies until the previous step's products end (kProduct). In a tile: all after its products (kEpilogue).
+// multiplies until the previous step's products end (kProduct; not with kPromoted). In a tile: all after its products
+// (kEpilogue).
 enum OneWaveScope { kIssue, kLoad, kProduct, kEpilogue };
 
 // Tiles of kM rows and kN columns. Two warpgroups have half of the rows each, or half of the columns if there are only 64
-// rows. kCluster blocks below each other share their copies of B. kPerSM blocks run on one SM. kEarly: copies start before
-// the block's first barrier, only with kCluster 1. The product has type Out. kPromoted: sums of the tensor cores are added up in
+// rows. kCluster blocks below each other share their copies of B. kPerSM blocks run on one SM. kEarly: copies start before the
+// block's first barrier, only with kCluster 1. The product has type Out. kPromoted: sums of the tensor cores are added up in
 // registers after each step.
 template <typename T_, Layout kLayout_, int kM_, int kN_, int kWarpgroups_ = 1, int kCluster_ = 1, int kPerSM_ = 1,
           bool kEarly_ = false, typename Out_ = void, bool kPromoted_ = false>

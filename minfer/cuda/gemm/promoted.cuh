@@ -1,13 +1,13 @@
-// Sums of the tensor cores that are added up in fp32 registers after each stage, because fp8 tensor cores keep about 13 bits of a
-// sum (docs/quant_gemm.md).
+// Sums of the tensor cores that are added up in fp32 registers after each stage, because fp8 tensor cores keep about 13 bits
+// of a sum (docs/quant_gemm.md).
 #pragma once
 
 #include "cuda/gemm/warpgroup_tile.cuh"
 
 namespace minfer {
 
-// Adds the products of a stage, 64 rows of `a` by 2 kRegisters columns of `b`, to sums. The tensor cores multiply the columns in
-// kParts parts, whose results use the same registers in turn.
+// Adds the products of a stage, 64 rows of `a` by 2 kRegisters columns of `b`, to sums. The tensor cores multiply the columns
+// in kParts parts, whose results use the same registers in turn.
 template <int kParts, typename T, int kRegisters>
 __device__ void add_products(float (&sums)[kRegisters], const T* a, const T* b) {
   constexpr int kPart = kRegisters / kParts;

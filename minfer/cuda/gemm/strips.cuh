@@ -1,4 +1,4 @@
-// Up to 128 rows of A: a block has all of them, and as many columns of B as make one wave of blocks.
+// Up to 128 rows of A: a block has all of them and one N-slice of B, one wave of blocks if possible.
 #pragma once
 
 #include "cuda/gemm/one_wave.cuh"

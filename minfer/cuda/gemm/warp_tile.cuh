@@ -1,4 +1,5 @@
-// What one warp multiplies with mma.sync, shared by the rungs from v04 on: its fragments, its sums, and its epilogue.
+// What one warp multiplies with mma.sync, shared by hgemm's rungs from v04 on and others: its fragments, its sums, and its
+// epilogue.
 #pragma once
 
 #include "cuda/mma.cuh"

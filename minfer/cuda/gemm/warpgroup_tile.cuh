@@ -1,5 +1,5 @@
-// What the kernels for Hopper share, from v10 on: the stages that TMA loads into shared memory, the tile that one warpgroup
-// multiplies with wgmma, and its epilogue.
+// What the kernels for Hopper share, from hgemm's v10 on: the stages that TMA loads into shared memory, the tile that one
+// warpgroup multiplies with wgmma, and its epilogue.
 #pragma once
 
 #include "cuda/gemm/warp_tile.cuh"

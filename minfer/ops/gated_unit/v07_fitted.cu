@@ -1,13 +1,15 @@
 // v07_fitted: hgemm's v18 with two weights, for 129 rows or more: tiles whose height fits M.
-// Idea: at 277 rows v03's tiles of 256 rows compute 512. v18's tiles have nearly any height. Here 64 columns of W1 and the same 64
-// of W2 lie one behind the other in a stage, so that a thread has both sums of an element, and gates them before it stores.
+// Idea: at 277 rows v03's 256-row tiles compute 512 rows. v18's tiles have nearly any height. Here 64 columns of W1 and the
+// same 64 of W2 lie one behind the other in a stage, so that a thread has both sums of an element, and gates them before it
+// stores.
 // Expected (H100): v18's time for a product with 2 n columns, 1.5x over v03 at 277 x 17408 x 5120.
 #include "gated_unit.h"
 #include "cuda/gemm/fitted_launch.cuh"
 
 namespace minfer {
 
-// A tile has as many columns of W1 as of W2, together 128 or 256. With 128, each warpgroup has half of the rows.
+// A tile has as many columns of W1 as of W2, together 128 or 256. With 128, each warpgroup has half of the rows. The rates of
+// tiles with 256 are v18's; those with 128 are guesses.
 #define MINFER_GATED_TILES(F) \
   F(128, 128, 1.2) F(144, 128, 1.15) F(160, 128, 1.15) F(176, 128, 1.15) \
   F(192, 128, 1.15) F(208, 128, 1.15) F(224, 128, 1.15) F(240, 128, 1.15) F(256, 128, 1.15) \

@@ -21,8 +21,8 @@ struct Gelu {
   __device__ static float by_tanh(float x) {
     return __fdividef(x, 1.0f + exp2_approx(x * (-2.3022082f - 0.10294324f * x * x)));
   }
-  // max(x, 0) - |x| (1 - Phi(|x|)), with 1 - Phi(a) = 2^P(a). P is a polynomial that was fitted up to a = 7: the result is off by
-  // at most 7 roundings of |x|, and below 0 by less than 4e-5 of itself. CUDA's erff takes three times the instructions.
+  // max(x, 0) - |x| (1 - Phi(|x|)), with 1 - Phi(a) = 2^P(a). P is a polynomial that was fitted up to a = 7: the result is off
+  // by at most 7 roundings of |x|, and below 0 by less than 4e-5 of itself. CUDA's erff takes three times the instructions.
   __device__ static float by_erf(float x) {
     const float a = fminf(fabsf(x), 16.0f);
     float p = -8.15844601e-8f;

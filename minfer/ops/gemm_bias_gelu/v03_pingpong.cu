@@ -1,7 +1,7 @@
 // v03_pingpong: hgemm's v12 with bias and GELU on a finished tile's sums.
 // Idea: GELU by CUDA's erff takes 30 instructions a sum, 5,000 issue slots of a multiprocessor for a tile of 128 x 256: 8 % of
-// the products' time at k = 4096. In hgemm's v13 the tensor cores would idle meanwhile. Here two warpgroups take turns, each with
-// a tile of 128 x 128, and one's epilogue runs under the other's products.
+// the products' time at k = 4096. In hgemm's v13 the tensor cores would idle meanwhile. Here two warpgroups take turns, each
+// with a tile of 128 x 128, and one's epilogue runs under the other's products.
 // Expected: hgemm's v12, 750 TFLOP/s on an H200 at 8192, with erf as with tanh; torch's product alone has 780, and its GELU
 // is a kernel of its own.
 // Measured (H200, float16, TN, m=n=k=8192): 709.1 TFLOP/s cold; 99.8 % of torch.

@@ -1,5 +1,5 @@
 // v05_fitted: gemm_bias_relu's v05 with GELU: tiles whose height fits M, from 129 rows on.
-// Idea: at 275 rows v03's tiles of 128 rows compute 384. hgemm's v18 has tiles of nearly any height, and divides k where tiles are
+// Idea: at 275 rows v03's pairs of tiles compute 512. hgemm's v18 has tiles of nearly any height, and divides k where tiles are
 // few. GELU runs before a tile is stored, and the tensor cores wait for it.
 // Expected (H100): the speed of gemm_bias_relu's v05 less 3 %, up to some thousand rows; beyond, v03 is faster, whose GELU runs
 // under the other warpgroup's products.

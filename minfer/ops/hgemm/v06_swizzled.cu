@@ -1,4 +1,4 @@
-// v06_swizzled: v05 with an XOR swizzle instead of padding, and fragments loaded 16 steps in k ahead (block_tile.cuh).
+// v06_swizzled: v05 with an XOR swizzle instead of padding, and fragments loaded 16 steps in k ahead.
 // Idea: a row's 16-byte pieces are permuted by the row's number, so rows lie densely and eight of them still hit eight
 // different banks; ldmatrix for the next product is issued before the current one, which hides its latency.
 // Expected: 1.2x over v05. A second set of fragments takes registers, so a warp has 64x64 and a block four warps; that

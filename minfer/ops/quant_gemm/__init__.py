@@ -1,4 +1,4 @@
-"""quant_gemm: y = x @ Wᵀ with W in 8 or 4 bits, which is never written out as floats.
+"""quant_gemm: y = x @ Wᵀ with W in 8 or 4 bits, which our kernels never write out as floats.
 
 x is (m, k), W (n, k), y (m, n), in float16 or bfloat16; formats and their layouts are in `minfer/ops/quantised.py`. Sums are
 fp32, but for some of `fp8_fp8` (below), and y is rounded once. In `fp8_fp8` x is e4m3 too, with `x_scales` fp32 (m,); y is in
@@ -217,7 +217,7 @@ op.cpp("cpu_naive.cpp", params=FP32_SUMS, requires=whole)
 
 
 def fits_function(case: Case) -> str | None:
-    """The rule that sums are as the function has them: promoted where x is fp8, else fp32."""
+    """The rule that sums are the function's: promoted where x is fp8, else fp32."""
     wanted = "promoted" if case.params["format"] == "fp8_fp8" else "float32"
     if case.params["accumulate"] != wanted:
         return f"needs accumulate={wanted} for format={case.params['format']}, got {case.params['accumulate']}"

@@ -78,7 +78,7 @@ def kept(x: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: f
 def at_their_step(case: Case, t: Tensors) -> torch.Tensor:
     """A token may be kept, and u is where the distribution function passes it, from the least that it may be before the
     token to the most behind it. In fp32 the sums of `vocab` terms have an error of about sqrt(vocab) u in all; our kernels
-    round each mass to a multiple of 2^-30 of the largest (row.cuh), or 2^-26 where a vocabulary is large."""
+    round each mass to a multiple of 2^-30 of the largest (`cuda/sample_row.cuh`), or 2^-26 where a vocabulary is large."""
     x, u, vocab = t["logits"].double(), t["u"].double()[:, None], case["vocab"]
     smallest, largest, mass = kept(x, **op.call(case))
     least, most = (mass * smallest).cumsum(1), (mass * largest).cumsum(1)

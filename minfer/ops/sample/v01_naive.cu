@@ -1,6 +1,6 @@
 // v01_naive: one block a row, which reads the row anew in each pass.
-// Idea: no sort (row.cuh): the threshold is found by its digits, with bins in shared memory, and the token by its place in
-// the running sum. A row of 128,256 does not fit a block's registers or shared memory.
+// Idea: no sort (cuda/sample_row.cuh): the threshold is found by its digits, with bins in shared memory, and the token by its
+// place in the running sum. A row of 128,256 does not fit a block's registers or shared memory.
 // Expected: in a pass over 128,256 logits an SM makes 2,004 loads of 128 bytes, about 5 us from L2; the first pass adds about
 // 10 us of atomics. With top_k and top_p there are 4 to 7 passes: 40 us for 1 row as for 64.
 // Measured (H200, float32, rows=64, vocab=128256): 261.9 GB/s cold; 1161 % of torch.
