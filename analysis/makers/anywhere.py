@@ -30,6 +30,7 @@ from minfer.rows.rules import is_too_wide
 COMMAND = "python analysis/make.py anywhere"
 FUNCTION = "function"  # the backend of minfer's functions
 DEFINITION = "torch_eager"  # in fp32 and in several launches; not an implementation that anybody would use
+TOO_WIDE = "the interval of its ratio is too wide"
 WORST = 10  # problems of an op that are named
 PLOT = "anywhere-functions"
 COLUMNS = [*WHICH, "dtype", "shape", "device", "device_kind", "torch", "drawn", "chosen", "message", "baseline"]
@@ -54,7 +55,7 @@ class Distribution:
     name: str
     seed: int
     points: list[Point]
-    without: list[store.Row]  # drawn, but without a ratio: wrong, failed, too noisy, or beside the definition alone
+    without: list[str]  # for each drawn problem without a ratio, why it has none
 
     @property
     def mean(self) -> float:
@@ -80,36 +81,34 @@ def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
                 if row["op"] == op:
                     beside.setdefault(row["problem"], []).append(row)
             points = {row["case"]: _point(row, beside[row["problem"]]) for row in mine}
-            known = sorted((point for point in points.values() if point), key=lambda point: point.ratio)
-            without = [row for row in mine if points[row["case"]] is None and row["status"] != "unsupported"]
+            known = sorted((x for x in points.values() if isinstance(x, Point)), key=lambda point: point.ratio)
+            without = [
+                x for row in mine if isinstance(x := points[row["case"]], str) and row["status"] != "unsupported"
+            ]
             if known:
                 found.setdefault(device, []).append(Distribution(name, seed, known, without))
     return found
 
 
-def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | None:
-    """None where there is no ratio, or none that may be shown."""
+def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | str:
+    """The point of a row, or why it has no ratio that may be shown."""
+    failed = f"{row['status']}: {row['message']}"
+    if row["status"] not in store.MEASURED:
+        return failed
     other = best_other(beside, "cold")
     if (other["kernel"] if other else row["baseline"]) == DEFINITION:
-        return None
+        return f"nothing but {DEFINITION}, the definition in several launches, was timed beside it"
     ratio = compare_with_other(row, other, "cold")
     if other and ratio:
         if is_too_wide(ratio.low, ratio.high):
-            return None
+            return TOO_WIDE
         return Point(row, ratio.value, ratio.verdict, other["kernel"])
     speedup = number(row, "cold_speedup")
-    if row["status"] not in store.MEASURED or not speedup or not row["cold_verdict"]:
-        return None
+    if not speedup or not row["cold_verdict"]:
+        return failed
     if is_too_wide(row["cold_speedup_low"], row["cold_speedup_high"]):
-        return None
+        return TOO_WIDE
     return Point(row, speedup, row["cold_verdict"], row["baseline"])
-
-
-def _why_without(row: store.Row) -> str:
-    """Why a row has no ratio."""
-    if row["status"] == store.MEASURED[0]:
-        return f"nothing but {DEFINITION}, the definition in several launches, was timed beside it"
-    return f"{row['status']}: {row['message']}"
 
 
 def lines(device: str, found: list[Distribution], picture: str) -> Iterator[str]:
@@ -137,7 +136,7 @@ def lines(device: str, found: list[Distribution], picture: str) -> Iterator[str]
             ["Problem", "Speed over the best other", "Best other", "Chosen kernel"], [":--", "--:", ":--", ":--"], worst
         )
         if of.without:
-            why = sorted({_why_without(row) for row in of.without}, key=natural)
+            why = sorted(set(of.without), key=natural)
             yield from ["", f"Without a ratio, {len(of.without)}: {escape('; '.join(why), 300)}"]
     yield ""
 

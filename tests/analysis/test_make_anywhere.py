@@ -96,3 +96,15 @@ def test_beside_the_definition_alone_there_is_no_ratio(tmp_path: Path) -> None:
     assert (
         "Without a ratio, 1: nothing but torch_eager, the definition in several launches, was timed beside it" in text
     )
+
+
+def test_a_ratio_that_is_too_uncertain_is_not_shown_and_the_page_says_so(tmp_path: Path) -> None:
+    text = page(
+        tmp_path,
+        *(drawn("torch", m, 100.0) for m in (1, 2, 3)),
+        function(1, 50.0, cold_speedup_low=0.5, cold_speedup_high=5.0),
+        function(2, 50.0),
+        function(3, 1.0, status="wrong", message="3 of 64 elements", cold_us=None, cold_speedup=None),
+    )
+    assert "| `minfer.matmul` | 7 | 1 | 2.00× | 2.00× | 100 % | 2 |" in text
+    assert "Without a ratio, 2: the interval of its ratio is too wide; wrong: 3 of 64 elements" in text
