@@ -1,4 +1,4 @@
-// What the fp8 kernels for up to 128 rows of x share: the scales of a block's N-slice.
+// What the fp8 kernels for up to 128 rows of x share: N-slices of W, and the scales of a block's.
 #pragma once
 
 #include "cuda/gemm/one_wave.cuh"
@@ -25,5 +25,28 @@ struct Epilogue<Tile, Scaled<Out>> {
     return col < g.n ? *reinterpret_cast<const float2*>(g.w_scales + col) : float2{};
   }
 };
+
+template <typename Out, int kM, int kN, bool kPromoted, int kPerSM = 1>
+using Slice = Shape<E4M3Pair, Layout::TN, kM, kN, kM / 64, 1, kPerSM, false, Out, kPromoted>;
+
+// The narrowest N-slices that all run at once. If not even the widest do, these run in several waves. With promoted sums and 128
+// rows, two warpgroups have no registers for 224 columns.
+template <bool kPromoted, int kM, typename Out>
+void launch_rows(const Scaled<Out>& g) {
+  if (one_wave(g, kM, 32)) return launch_shape<Slice<Out, kM, 32, kPromoted>>(g);
+  if (one_wave(g, kM, 64)) return launch_shape<Slice<Out, kM, 64, kPromoted>>(g);
+  if (one_wave(g, kM, 112)) return launch_shape<Slice<Out, kM, 112, kPromoted>>(g);
+  if constexpr (kPromoted)
+    launch_shape<Slice<Out, kM, kM == 64 ? 224 : 192, kPromoted>>(g);
+  else
+    launch_shape<Slice<Out, kM, kM == 64 ? 112 : 224, kPromoted, kM == 64 ? 2 : 1>>(g);
+}
+
+template <bool kPromoted, typename F, typename T>
+void launch_slices(const Product<F, T>& p) {
+  STD_TORCH_CHECK(p.m <= 128, "quant_gemm: this kernel takes m up to 128, got ", p.m);
+  const Scaled<T> g = make_scaled(p);
+  g.m <= 64 ? launch_rows<kPromoted, 64>(g) : launch_rows<kPromoted, 128>(g);
+}
 
 }  // namespace minfer

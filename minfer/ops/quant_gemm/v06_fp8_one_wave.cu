@@ -8,23 +8,9 @@
 
 namespace minfer {
 
-template <typename Out, int kM, int kN, int kPerSM = 1>
-using Slice = Shape<E4M3Pair, Layout::TN, kM, kN, kM / 64, 1, kPerSM, false, Out>;
-
-// Picks the narrowest N-slices that all run at once. If not even the widest do, these run in several waves.
-template <int kM, typename Out>
-void launch_rows(const Scaled<Out>& g) {
-  if (one_wave(g, kM, 32)) return launch_shape<Slice<Out, kM, 32>>(g);
-  if (one_wave(g, kM, 64)) return launch_shape<Slice<Out, kM, 64>>(g);
-  if (one_wave(g, kM, 112)) return launch_shape<Slice<Out, kM, 112>>(g);
-  launch_shape<std::conditional_t<kM == 64, Slice<Out, kM, 112, 2>, Slice<Out, kM, 224>>>(g);
-}
-
 template <typename F, typename T>
 void launch(const Product<F, T>& p) {
-  STD_TORCH_CHECK(p.m <= 128, "quant_gemm: this kernel takes m up to 128, got ", p.m);
-  const Scaled<T> g = make_scaled(p);
-  g.m <= 64 ? launch_rows<64>(g) : launch_rows<128>(g);
+  launch_slices<false>(p);
 }
 
 }  // namespace minfer
