@@ -12,7 +12,10 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def named(op: Op, shapes: Shapes) -> list[dict[str, int]]:
-    return [dict(zip(op.axes, shape, strict=True)) for shape in shapes]
+    """The shapes with the names of their axes. One that ends early leaves out axes that have a default."""
+    needed = sum(not axis.default for axis in op.axes.values())
+    assert all(needed <= len(shape) <= len(op.axes) for shape in shapes)
+    return [dict(zip(op.axes, shape, strict=False)) for shape in shapes]
 
 
 # In the emulator, which has two or three multiprocessors, instead of `Op.sizes`.
@@ -78,6 +81,9 @@ EMULATED: dict[str, Shapes] = {
         (2, 140, 170, 1, 1, 64),
         (1, 135, 135, 2, 1, 128),
         (1, 66, 90, 1, 1, 256),
+        (1, 135, 300, 2, 1, 96),
+        (1, 70, 260, 2, 1, 192, 128),
+        (1, 66, 90, 1, 1, 192),
         (1, 20, 420, 1, 1, 64),
         (1, 200, 5, 1, 1, 64),
     ],

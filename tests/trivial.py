@@ -47,9 +47,10 @@ def preset_shapes(op: Op) -> list[dict[str, int]]:
     caps, found = FEW | CAPS.get(op.name, {}), []
     for content in named_sets().values():
         for entry in (*content["cpu"], *content["gpu"]) if content["op"] == op.name else ():
-            sizes = [value if isinstance(value, list) else [value] for value in (entry[axis] for axis in op.axes)]
+            axes = [axis for axis in op.axes if axis in entry]  # all but those with a default
+            sizes = [value if isinstance(value, list) else [value] for value in (entry[axis] for axis in axes)]
             for each in itertools.product(*sizes):
-                shape = {axis: min(value, caps.get(axis, value)) for axis, value in zip(op.axes, each, strict=True)}
+                shape = {axis: min(value, caps.get(axis, value)) for axis, value in zip(axes, each, strict=True)}
                 if shape not in found:
                     found.append(shape)
     return found

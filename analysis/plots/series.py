@@ -84,10 +84,12 @@ def over_tokens(rows: Iterable[Row]) -> Series | None:
 
 
 def equal_axes(rows: list[Row]) -> list[tuple[str, ...]]:
-    """The axes of rows of one op, those together that have the same size in every row and not the same in all."""
+    """The axes of rows of one op, those together that have the same size in every row and not the same in all. Axes that some
+    rows leave out, because they have a default, are left out here."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for axis in rows[0]["shape"] if rows else ():
-        groups.setdefault(tuple(row["shape"][axis] for row in rows), []).append(axis)
+        if all(axis in row["shape"] for row in rows):
+            groups.setdefault(tuple(row["shape"][axis] for row in rows), []).append(axis)
     found: list[tuple[str, ...]] = []
     for sizes, axes in groups.items():
         found += [tuple(axes)] if len(set(sizes)) > 1 else [(axis,) for axis in axes]

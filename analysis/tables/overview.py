@@ -50,9 +50,11 @@ class Axes:
         first = next(iter(sizes.values()))
         if len(first) > 1 and all(len(set(each.values())) == 1 for each in sizes.values()):
             return cls([], "", {shape: next(iter(each.values())) for shape, each in sizes.items()})
-        varying = [axis for axis in first if len({each[axis] for each in sizes.values()}) > 1]
+        # An axis that some shapes leave out, because they have its default size, varies, too.
+        axes = dict.fromkeys(axis for each in sizes.values() for axis in each)
+        varying = [axis for axis in axes if len({each.get(axis) for each in sizes.values()}) > 1]
         constant = ", ".join(f"{axis}={size}" for axis, size in first.items() if axis not in varying)
-        labels = {shape: " × ".join(each[axis] for axis in varying) for shape, each in sizes.items()}
+        labels = {shape: " × ".join(each.get(axis, "–") for axis in varying) for shape, each in sizes.items()}
         return cls([axis.upper() if len(axis) == 1 else axis for axis in varying], constant, labels)
 
     def __str__(self) -> str:

@@ -97,8 +97,8 @@ class _Work:
 
 
 class Attention(_Work):
-    """Causal self-attention over each batch: `minfer.attention`, with `heads` heads of `head_dim` (64, 128 or 256) in float16
-    or bfloat16. capacity: of the batches to come. device: the GPU, or the CPU where there is none, unless it is given."""
+    """Causal self-attention over each batch: `minfer.attention`, with `heads` heads of `head_dim` (64, 96, 128, 192 or 256)
+    in float16 or bfloat16. capacity: of the batches to come. device: the GPU, or the CPU where there is none, unless given."""
 
     def __init__(
         self, capacity: int, *, heads: int = 4, head_dim: int = 64, dtype: str = "bfloat16", device: Any = None,

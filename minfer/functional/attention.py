@@ -11,19 +11,21 @@ from minfer.functional.contract import Contract
 
 Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
-DIMS = (64, 128, 256)
+DIMS = (64, 128, 256)  # that decode_attention takes, too
+HEAD_DIMS = (64, 96, 128, 192, 256)
+LATENT = (192, 128)  # the head_dim of q and k, and that of v, in multi-head latent attention
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
 PADDED = Contract(
     "attention",
     """
     q: float16 | bfloat16 (batch, seq_q, heads, head_dim)
     k: q (batch, seq_kv, kv_heads, head_dim)
-    v: q (batch, seq_kv, kv_heads, head_dim)
+    v: q (batch, seq_kv, kv_heads, v_dim)
     sinks: float32 (heads)
     lengths: int32 (batch)
     lengths: int32 (batch)
     """,
-    head_dim=DIMS,
+    head_dim=HEAD_DIMS,
     kv_heads="heads",
 )
 PACKED = Contract(
@@ -31,12 +33,12 @@ PACKED = Contract(
     """
     q: float16 | bfloat16 (tokens_q, heads, head_dim)
     k: q (tokens_kv, kv_heads, head_dim)
-    v: q (tokens_kv, kv_heads, head_dim)
+    v: q (tokens_kv, kv_heads, v_dim)
     sinks: float32 (heads)
     cu_seqlens: int32 (ends)
     cu_seqlens: int32 (ends)
     """,
-    head_dim=DIMS,
+    head_dim=HEAD_DIMS,
     kv_heads="heads",
     ends=1,
 )
@@ -57,11 +59,11 @@ def attention(
     lengths: Lengths | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale q kᵀ) v for each head, a new contiguous tensor of q's shape.
+    """softmax(scale q kᵀ) v for each head, a new contiguous tensor of (batch, seq_q, heads, v_dim).
 
-    q: (batch, seq_q, heads, head_dim), float16 or bfloat16; head_dim is 64, 128 or 256.
-    k, v: (batch, seq_kv, kv_heads, head_dim) of the same dtype. kv_heads divides heads: query head h reads key-value head
-        h // (heads / kv_heads).
+    q: (batch, seq_q, heads, head_dim), float16 or bfloat16; head_dim is 64, 96, 128, 192 or 256.
+    k, v: (batch, seq_kv, kv_heads, head_dim) of the same dtype, v with v_dim, which is head_dim, or 128 where that is 192
+        (DeepSeek's prefill). kv_heads divides heads: query head h reads key-value head h // (heads / kv_heads).
     cu_seqlens: int32 (batch + 1,), cumulative lengths from 0, where q is (tokens, heads, head_dim) and k and v likewise, one
         sequence after the other; a pair of them where queries and keys differ in length. For tokens behind the
         last sequence out is not written.
@@ -72,7 +74,7 @@ def attention(
     window: a query sees only keys less than `window` positions away, its own among them.
     softcap: scores become softcap * tanh(score / softcap).
     sinks: float32 (heads,), a score without a value for each query head: it adds to the denominator, but not to the
-        log-sum-exp. On sm_90, with heads up to 128 and up to 2048 keys or such a window, one kernel has all; elsewhere
+        log-sum-exp. On sm_90, with heads of 64 or 128 and up to 2048 keys or such a window, one kernel has all; elsewhere
         three more launches scale out, so out is rounded twice.
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: return also the log-sum-exp of each query's scores, float32 (batch, heads, seq_q), or (heads, tokens).
@@ -142,6 +144,8 @@ def _attention(
     heads, dim = q.shape[-2:]
     shape = {"batch": batch, "seq_q": longest[0], "seq_kv": longest[1]}
     shape |= {"heads": heads, "kv_heads": k.shape[-2], "head_dim": dim}
+    if v.shape[-1] != dim:
+        shape["v_dim"] = v.shape[-1]
     params = {"layout": "packed" if packed else "padded", "lengths": "full" if q_seqlens is None else "halving"}
     params["lse"] = "yes" if lse.numel() else "no"
     if (
@@ -171,7 +175,7 @@ def _attention(
 def _has_sinks(q: Tensor, keys: int, window: int) -> bool:
     """Whether a kernel with sinks takes q, and is faster than three launches behind one without: it is for few keys."""
     few = keys <= FEW or 0 < window <= FEW
-    return few and q.shape[-1] <= 128 and library.capability_of(q) == (9, 0)
+    return few and q.shape[-1] in (64, 128) and library.capability_of(q) == (9, 0)
 
 
 def _fake(
@@ -190,7 +194,7 @@ def _fake(
     _check(q, k, v, q_seqlens, kv_seqlens, sinks)
     *batch, seq, heads, _ = q.shape
     sizes = (*batch, heads, seq) if return_lse else (0,)
-    return q.new_empty(q.shape), q.new_empty(sizes, dtype=torch.float32)
+    return q.new_empty((*batch, seq, heads, v.shape[-1])), q.new_empty(sizes, dtype=torch.float32)
 
 
 def _check(
@@ -198,7 +202,9 @@ def _check(
 ) -> None:
     packed = q.dim() == 3
     contract = PACKED if packed else PADDED
-    contract.check(q, k, v, sinks, q_seqlens, kv_seqlens)
+    latent = (*q.shape[-1:], *v.shape[-1:]) == LATENT
+    v_dim = LATENT[1] if latent else q.shape[-1] if q.dim() else 0
+    contract.check(q, k, v, sinks, q_seqlens, kv_seqlens, v_dim=v_dim)
     if (q_seqlens is None) != (kv_seqlens is None) or (packed and q_seqlens is None):
         raise contract.error(f"{'cu_seqlens' if packed else 'lengths'} of both queries and keys", "None")
 

@@ -25,7 +25,8 @@ PROMPTS = {
     "conversation": (2, 194, 235, 383, 396, 405, 428, 966, 1020, 1052, 1083, 1120, 1189, 1335, 2309, 4079, 14050),
     "code": (3, 90, 185, 348, 578, 825, 1016, 1196, 1469, 1734, 2048, 2371, 2745, 3330, 4434, 6499, 7437),
 }
-HEAD_DIMS = (64, 128, 256)  # that the kernels of attention have
+# The dimensions of heads that the kernels of attention have. Where they are 192, those of values are 128.
+DECODED, PREFILLED, V_DIM = (64, 128, 256), (64, 96, 128, 192, 256), {192: 128}
 TRIES = 100  # for each problem that is asked for
 
 
@@ -210,18 +211,20 @@ def scores_or_logits(source: Source) -> Problem:
 def prompts(source: Source) -> Problem | None:
     """Causal attention over a batch of prompts. Together these have at most as many tokens as a step."""
     model = source.model
-    if model.head_dim not in HEAD_DIMS:
+    if model.head_dim not in PREFILLED:
         return None
     length = source.prompt(source.most_tokens)
     batch = source.log_uniform(max(1, source.most_tokens // length))
     heads = {"heads": model.heads, "kv_heads": model.kv_heads, "head_dim": model.head_dim}
+    if v_dim := V_DIM.get(model.head_dim):
+        heads["v_dim"] = v_dim
     return Problem(source.half(), {"batch": batch, "seq_q": length, "seq_kv": length} | heads)
 
 
 def decoding(source: Source) -> Problem | None:
     """Attention of one new token a request over its cache, in pages of 16 two times of three."""
     model = source.model
-    if model.head_dim not in HEAD_DIMS:
+    if model.head_dim not in DECODED:
         return None
     longest = max(16, source.prompt(4 * source.most_tokens))
     batch = source.log_uniform(min(256, max(1, 64 * source.most_tokens // longest)))

@@ -52,7 +52,8 @@ class Op:
     A kernel is called as `kernel(*tensors, **call)`, with the tensors of `tensors(case)` in that order.
 
     name: what it is called in configs and keys; a Python identifier.
-    axes: the sizes of a shape, in order, each after those that it depends on.
+    axes: the sizes of a shape, in order, each after those that it depends on. An axis that an op gets later has
+        a default (`Axis`), so that older keys stay as they are.
     tensors: the tensors of a case. `op.call(case)` tells under which scalars.
     reference: `reference(case, tensors, **call)` gets the tensors that are read, by name: floats of any width as fp64,
         integers in their own dtype. It returns an `Expected` for each written one, by name; those that have a check may be
@@ -200,7 +201,14 @@ class Op:
         chosen = {name: (params or {}).get(name, default(valid)) for name, valid in self.params.items()}
         if call := (params or {}).get("call"):
             chosen |= self._call_param(call)
-        return Case(self.name, kernel, dtype, chosen, {axis: shape[axis] for axis in self.axes})
+        return Case(self.name, kernel, dtype, chosen, self.without_defaults(shape))
+
+    def without_defaults(self, shape: Mapping[str, int]) -> dict[str, int]:
+        """The shape in the op's order, without the axes that have their default size."""
+        same = {
+            name for name, axis in self.axes.items() if axis.default and shape.get(name) in (None, shape[axis.default])
+        }
+        return {name: shape[name] for name in self.axes if name not in same}
 
     def _call_param(self, name: str) -> dict[str, str]:
         return {} if name == next(iter(self.calls)) else {"call": name}
@@ -231,9 +239,10 @@ class Op:
         """Why an axis cannot have its size, in half a sentence, or None."""
         known: dict[str, int] = {}
         for name, axis in self.axes.items():
-            if why := axis.check(shape[name], known):
-                return f"{name}={shape[name]} {why}"
-            known[name] = shape[name]
+            size = known[axis.default] if axis.default and name not in shape else shape[name]
+            if why := axis.check(size, known):
+                return f"{name}={size} {why}"
+            known[name] = size
         return None
 
     def drawn_shapes(self, rng: random.Random) -> Iterator[dict[str, int]]:
@@ -242,7 +251,7 @@ class Op:
             shape: dict[str, int] = {}
             for name, axis in self.axes.items():
                 shape[name] = axis.draw(rng, shape)
-            yield shape
+            yield self.without_defaults(shape)
 
     def specs(self, case: Case) -> list[Spec]:
         """The tensors of a case, their dtypes filled in."""

@@ -194,26 +194,26 @@ def _combine_params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
 
 def _expand_shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
     """The shapes of a set, its lists multiplied out, without repeats."""
-    found = []
+    found, needed = [], {axis for axis, of in op.axes.items() if not of.default}
     for entry in entries:
-        if not isinstance(entry, dict) or set(entry) != set(op.axes):
+        if not isinstance(entry, dict) or not needed <= set(entry) <= set(op.axes):
             given = ", ".join(map(str, entry)) if isinstance(entry, dict) else repr(entry)
             raise UserError(
                 f"shape set {name!r} does not fit {op.name}: its axes are {', '.join(op.axes)}, not {given}"
             )
-        sizes = [entry[axis] if isinstance(entry[axis], list) else [entry[axis]] for axis in op.axes]
-        for axis, of_axis in zip(op.axes.values(), sizes, strict=True):
+        sizes = {axis: size if isinstance(size := entry[axis], list) else [size] for axis in op.axes if axis in entry}
+        for axis, of_axis in sizes.items():
             for size in of_axis:
-                if not isinstance(size, int) or isinstance(size, bool) or size < axis.least:
-                    whole = f"sizes are whole numbers from {axis.least}"
+                if not isinstance(size, int) or isinstance(size, bool) or size < op.axes[axis].least:
+                    whole = f"sizes are whole numbers from {op.axes[axis].least}"
                     raise UserError(f"shape set {name!r}: {size!r} is not a size; {whole}")
-        found += [dict(zip(op.axes, combination, strict=True)) for combination in itertools.product(*sizes)]
+        found += [dict(zip(sizes, combination, strict=True)) for combination in itertools.product(*sizes.values())]
     for shape in found:
         if why := op.wrong_shape(shape):
             raise UserError(f"shape set {name!r}: {why}; correct shape.gpu or shape.cpu")
     if not found:
         raise UserError(f"shape set {name!r} has no shapes for this device; set shape.gpu or shape.cpu")
-    return [dict(items) for items in dict.fromkeys(tuple(shape.items()) for shape in found)]
+    return [dict(items) for items in dict.fromkeys(tuple(op.without_defaults(shape).items()) for shape in found)]
 
 
 def split(plan: Plan, config: Config, jobs: int) -> list[list[Case]]:

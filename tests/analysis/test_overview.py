@@ -86,6 +86,13 @@ def test_shapes_of_one_varying_axis_are_called_by_it(
     ]
 
 
+@pytest.mark.parametrize("shapes", [("dim=96", "dim=192,of_v=128"), ("dim=192,of_v=128", "dim=96")])
+def test_an_axis_that_some_shapes_leave_out_varies(shapes: tuple[str, ...]) -> None:
+    axes = overview.Axes.of([f"heads=4,{shape}" for shape in shapes])
+    assert (axes.names, axes.constant) == (["dim", "of_v"], "heads=4")
+    assert sorted(axes.labels.values()) == ["192 × 128", "96 × –"]
+
+
 def test_many_shapes_of_several_axes_are_called_by_those_that_vary(
     work: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

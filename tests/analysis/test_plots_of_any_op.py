@@ -240,6 +240,13 @@ def test_axes_of_one_name_that_are_equal_in_some_rows_are_one_size_there() -> No
     assert all(row["shape"]["seq_q"] == row["shape"]["seq_kv"] for row in found.rows)
 
 
+@pytest.mark.parametrize("turn", [1, -1])
+def test_an_axis_that_some_rows_leave_out_makes_a_line_of_its_own(turn: int) -> None:
+    rows = [sized(tokens=t, dim=96) for t in (1, 2, 4)] + [sized(tokens=t, dim=192, of_v=128) for t in (1, 2)]
+    found = series(rows[::turn])
+    assert found and (found.label, found.fixed, found.sizes) == ("tokens", "dim=96", [1, 2, 4])
+
+
 def test_of_lines_with_as_many_sizes_that_with_more_rows_is_shown() -> None:
     small = [sized(tokens=t, hidden=64) for t in (1, 2)]
     found = series([*small, *small, sized(tokens=1, hidden=4096), sized(tokens=2, hidden=4096)])

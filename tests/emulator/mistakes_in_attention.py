@@ -18,6 +18,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     "v not waited for": ("prefill_attention-v03_mma", {"v_arrived": ""}, WRONG),
     "k refilled while a warp multiplies it": ("prefill_attention-v03_mma", {"k_multiplied": ""}, WRONG),
     "rows without a key written before q has arrived": ("prefill_attention-v03_mma", {"q_arrived": IF_FALSE}, WRONG),
+    "the first part of a row of 96 columns for all": (
+        "prefill_attention-v03_mma",
+        {"part_of_row": ("i * stride + n", "i * stride")},
+        WRONG,
+    ),
+    "values as far apart as longer keys": (
+        "prefill_attention-v05_pingpong",
+        {"values_of_stage": ("Tile::kV", "Tile::kK")},
+        WRONG,
+    ),
     "values behind the last one as they are": ("prefill_attention-v04_wgmma", {"clear_tail": ""}, WRONG),
     "keys given back while a product reads them": (
         "prefill_attention-v04_wgmma",

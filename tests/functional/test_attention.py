@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
 
 from minfer import attention, build, ops
+from minfer.bench.device import pick
 from minfer.bench.errors import compare_output, run_reference
 from minfer.bench.operands import Operands
 from minfer.bench.verify import WrongResult, verify
 from minfer.ops.axes import DISTRIBUTIONS, Ragged, lengths
+from tests.sizes import named
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 OP = ops.get("prefill_attention")
@@ -21,7 +24,7 @@ INF = math.inf
 
 def case_of(shape: tuple[int, ...], call: str = "causal", dtype: str = "float16", **params: str) -> ops.Case:
     more = {"call": call} if call != "causal" else {}
-    return OP.case("torch_eager", dtype, dict(zip(OP.axes, shape, strict=True)), params | more)
+    return OP.case("torch_eager", dtype, named(OP, [shape])[0], params | more)
 
 
 def seen(queries: int, keys: int, causal: bool, window: int) -> torch.Tensor:
@@ -60,6 +63,22 @@ def test_the_count_of_pairs_is_that_of_the_definition(queries, keys, call):
     scalars = OP.call(case)
     pairs = int(seen(queries, keys, scalars["causal"], scalars["window"]).sum())
     assert OP.flops(case) == 4 * 2 * 3 * 64 * pairs
+
+
+def test_values_of_128_beside_keys_of_192_take_their_part_of_work_and_bytes():
+    case = case_of((1, 4, 4, 2, 1, 192, 128), "full")
+    assert case.shape["v_dim"] == 128 and case.shape_name.endswith("head_dim=192,v_dim=128")
+    assert OP.flops(case) == 2 * 4 * 4 * 2 * (192 + 128)
+    assert OP.traffic_of(case) == (2 * 4 * (2 * 192 + 192 + 128), 2 * 4 * 2 * 128)
+    assert [spec.shape[-1] for spec in OP.specs(case)[:5]] == [128, 0, 192, 192, 128]
+
+
+def test_a_case_names_the_length_of_values_only_where_it_is_another():
+    for dim in (64, 192):
+        assert case_of((1, 4, 4, 2, 1, dim, dim)) == case_of((1, 4, 4, 2, 1, dim))
+    assert OP.wrong_shape(dict(case_of((1, 4, 4, 2, 1, 128)).shape)) is None
+    wrong = OP.wrong_shape(dict(zip(OP.axes, (1, 4, 4, 2, 1, 128, 96), strict=True)))
+    assert wrong == "v_dim=96 must be head_dim=128, or 128 where head_dim=192"
 
 
 def test_bytes_are_those_of_keys_that_are_seen():
@@ -190,13 +209,17 @@ def test_kernels_take_lengths_off_every_tile_and_none(name, counts):
                 near(lse[:, rows], wanted_lse, torch.float32)
 
 
+DIMS = [(64, 64), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)]  # of q and k, and of v
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize(("dim", "v_dim"), DIMS)
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (9, 70), (70, 9)])
-def test_attention_is_the_definition(queries, keys, dim, dtype):
-    q, k, v = random(2, queries, 6, dim, dtype=dtype), *(random(2, keys, 2, dim, dtype=dtype) for _ in range(2))
+def test_attention_is_the_definition(queries, keys, dim, v_dim, dtype):
+    q, k, v = (random(2, *of, dtype=dtype) for of in ((queries, 6, dim), (keys, 2, dim), (keys, 2, v_dim)))
     for scalars in ({}, {"causal": True}, {"causal": True, "window": 5}, {"softcap": 3.0}, {"scale": 0.3, "window": 9}):
         out, lse = attention(q, k, v, return_lse=True, **scalars)
+        assert out.shape == (2, queries, 6, v_dim) and out.is_contiguous()
         assert lse.shape == (2, 6, queries) and lse.dtype == torch.float32
         for i in range(2):
             wanted, wanted_lse = definition(q[i], k[i], v[i], **scalars)
@@ -204,10 +227,11 @@ def test_attention_is_the_definition(queries, keys, dim, dtype):
             near(lse[i], wanted_lse, torch.float32)
 
 
-def test_attention_of_packed_and_of_padded_sequences_agree():
+@pytest.mark.parametrize(("dim", "v_dim"), DIMS)
+def test_attention_of_packed_and_of_padded_sequences_agree(dim, v_dim):
     counts, keys = [3, 0, 40, 1], [9, 4, 40, 1]
     of_q, of_kv = (torch.tensor([0, *of]).cumsum(0).int() for of in (counts, keys))
-    q, k, v = random(44, 4, 64), random(54, 2, 64), random(54, 2, 64)
+    q, k, v = random(44, 4, dim), random(54, 2, dim), random(54, 2, v_dim)
     packed = attention(q, k, v, causal=True, cu_seqlens=(of_q, of_kv))
     padded = [torch.full((4, 40, *x.shape[1:]), math.nan).half() for x in (q, k, v)]
     for x, to, ends in zip((q, k, v), padded, (of_q, of_kv, of_kv), strict=True):
@@ -218,8 +242,38 @@ def test_attention_of_packed_and_of_padded_sequences_agree():
     for i, count in enumerate(counts):
         assert torch.equal(found[i, :count], packed[of_q[i] : of_q[i + 1]])
         assert not found[i, count:].any()
-    alike = attention(q, q[:, :2], q[:, 2:], cu_seqlens=of_q)
-    near(alike[3:43], definition(q[3:43], q[3:43, :2], q[3:43, 2:])[0])
+    alike = attention(q, q[:, :2], q[:, 2:, :v_dim], cu_seqlens=of_q)
+    near(alike[3:43], definition(q[3:43], q[3:43, :2], q[3:43, 2:, :v_dim])[0])
+
+
+def test_a_sink_adds_to_the_denominator_of_any_heads():
+    sinks = torch.tensor([-1.0, 0.5, 2.0, 30.0])
+    for dim, v_dim in DIMS:
+        q, k, v = random(1, 7, 4, dim), random(1, 9, 2, dim), random(1, 9, 2, v_dim)
+        out, lse = definition(q[0], k[0], v[0], True)
+        wanted = out * torch.sigmoid(lse - sinks[:, None]).t()[..., None]
+        near(attention(q, k, v, causal=True, sinks=sinks)[0], wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dim", "v_dim"), DIMS)
+def test_a_captured_graph_stays_right_when_lengths_change_in_place(dim, v_dim):
+    device = pick("cuda")
+    q, k, v = random(300, 6, dim), random(300, 2, dim), random(300, 2, v_dim)
+    q[290:], k[290:], v[290:] = math.nan, math.nan, math.nan  # behind the last sequence
+    on_gpu, ends = [x.to(device) for x in (q, k, v)], torch.tensor([0, 290, 290, 290], dtype=torch.int32, device=device)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        attention(*on_gpu, causal=True, cu_seqlens=ends)  # compiles
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = attention(*on_gpu, causal=True, cu_seqlens=ends)
+        for to in ([0, 290, 290, 290], [0, 1, 1, 290], [0, 64, 193, 290], [0, 129, 288, 290]):
+            ends.copy_(torch.tensor(to))
+            graph.replay()
+            found = captured.cpu()
+            for begin, end in itertools.pairwise(sorted({*to})):
+                near(found[begin:end], definition(*(x[begin:end] for x in (q, k, v)), True)[0])
 
 
 def test_lengths_that_contradict_the_tensors_read_nothing_outside():
@@ -254,8 +308,10 @@ def test_nothing_to_do():
 def test_it_is_an_op_like_pytorchs_own():
     q, k = random(2, 5, 4, 64), random(2, 7, 2, 64)
     two = torch.tensor([5, 3], dtype=torch.int32)
-    arguments = (q, k, k, two, two, torch.zeros(4), True, 0, 0.0, 0.0, True)
-    torch.library.opcheck(torch.ops.minfer.attention.default, arguments)
+    for dims, v_dim in ((1, 64), (3, 128)):
+        tensors = q.repeat(1, 1, 1, dims), k.repeat(1, 1, 1, dims), random(2, 7, 2, v_dim)
+        arguments = (*tensors, two, two, torch.zeros(4), True, 0, 0.0, 0.0, True)
+        torch.library.opcheck(torch.ops.minfer.attention.default, arguments)
     compiled = torch.compile(lambda *x: attention(*x, causal=True), backend="aot_eager", fullgraph=True, dynamic=True)
     for keys in (7, 8):
         k = random(2, keys, 2, 64)
@@ -268,9 +324,11 @@ def test_mistakes_are_a_sentence_each():
         ((q.float(), k, k), {}, "q of float16 or bfloat16, got torch.float32"),
         ((q, k.bfloat16(), k), {}, "k of the dtype of q, torch.float16, got torch.bfloat16"),
         ((q, k, k.to("meta")), {}, "v on the device of q, cpu, got meta"),
-        ((q[..., :40], k, k), {}, "q whose head_dim is 64, 128 or 256, got 40"),
+        ((q[..., :40], k, k), {}, "q whose head_dim is 64, 96, 128, 192 or 256, got 40"),
         ((q, k[:1], k), {}, r"k of \(2, seq_kv, kv_heads, 64\), got \(1, 7, 2, 64\)"),
         ((q, k, k[:, :3]), {}, r"v of \(2, 7, 2, 64\), got \(2, 3, 2, 64\)"),
+        ((q, k, k[..., :32]), {}, r"v of \(2, 7, 2, 64\), got \(2, 7, 2, 32\)"),
+        ((*(x.repeat(1, 1, 1, 3) for x in (q, k)), k), {}, r"v of \(2, 7, 2, 192\), got \(2, 7, 2, 64\)"),
         ((q[:, :, :3], k, k), {}, "k whose kv_heads divide the 3 heads, got 2"),
         ((q[0], k[0], k[0]), {}, r"q of \(batch, seq, heads, head_dim\), got \(5, 4, 64\)"),
         ((q, k, k), {"cu_seqlens": ends}, r"q of \(tokens, heads, head_dim\) with cu_seqlens, got \(2, 5, 4, 64\)"),

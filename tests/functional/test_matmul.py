@@ -124,7 +124,8 @@ def test_the_committed_table_is_of_kernels_that_there_are_and_are_ours():
         for entry in entries:
             assert all(kernel in op.kernels and op.kernels[kernel].backend != "torch" for kernel in entry["kernels"])
             assert list(entry["kernels"].values()) == sorted(entry["kernels"].values())
-            assert entry["params"].keys() - {"call"} == op.params.keys() and entry["shape"].keys() == set(op.axes)
+            assert entry["params"].keys() - {"call"} == op.params.keys()
+            assert [*entry["shape"]] == [*op.without_defaults(entry["shape"])]
 
 
 def operands(m: int, n: int, k: int, dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -274,6 +274,23 @@ def test_lists_in_a_shape_stand_for_all_their_combinations() -> None:
     assert sizes == [(16, 24, 32), (1, 8, 32), (1, 24, 32), (16, 8, 32), (7, 7, 7)]  # the largest is the headline
 
 
+def test_an_axis_with_a_default_may_be_left_out_and_is_no_part_of_a_key_at_it() -> None:
+    sizes = {"batch": 1, "seq_q": 8, "seq_kv": 8, "heads": 1, "kv_heads": 1, "head_dim": 192}
+
+    def shapes(*entries: dict[str, Any]) -> list[str]:
+        planned = matrix.plan(
+            config(op="prefill_attention", kernel="torch_eager", shapes=[sizes | entry for entry in entries]), "cpu"
+        )
+        return [case.shape_name.partition("head_dim=")[2] for case in planned.cases]
+
+    found = shapes({"head_dim": [64, 192]}, {"v_dim": [192, 128]})
+    assert sorted(found) == ["192", "192,v_dim=128", "64"]
+    with pytest.raises(UserError, match="v_dim=96 must be head_dim=192, or 128 where head_dim=192"):
+        shapes({"v_dim": 96})
+    with pytest.raises(UserError, match="its axes are batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_dim, not"):
+        shapes({"dim_v": 128})
+
+
 def test_each_device_has_shapes_of_its_own() -> None:
     request = config(kernel="torch")
     request.shape.cpu = [dict.fromkeys("mnk", 8)]

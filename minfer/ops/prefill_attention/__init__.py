@@ -1,13 +1,16 @@
 """prefill_attention: softmax(scale q kᵀ) v (Vaswani et al., Attention is all you need, 2017), many queries at once.
 
 Query head h reads key-value head h // (heads / kv_heads): MHA, GQA (Ainslie et al., 2023) or MQA. scale is 1 / sqrt(head_dim).
-q, k, v and out are of one half type; sums are fp32, and out is rounded once.
+q, k, v and out are of one half type; sums are fp32, and out is rounded once. Rows of v and out may have another length than
+those of q and k: an axis `v_dim` says so, of 128 where head_dim is 192, as in the multi-head latent attention of DeepSeek-V2
+(2024) before its latents are absorbed.
 
 `params.layout` says how sequences lie:
 
-    padded  q and out are (batch, seq_q, heads, head_dim), k and v (batch, seq_kv, kv_heads, head_dim). q_seqlens and kv_seqlens
-            are empty, or int32 (batch,): how many tokens of each sequence count. out of the others is 0.
-    packed  q and out are (tokens, heads, head_dim), one sequence after the other without padding, k and v likewise.
+    padded  q is (batch, seq_q, heads, head_dim), k (batch, seq_kv, kv_heads, head_dim), v (batch, seq_kv, kv_heads, v_dim), and
+            out (batch, seq_q, heads, v_dim). q_seqlens and kv_seqlens are empty, or int32 (batch,): how many tokens of each
+            sequence count. out of the others is 0.
+    packed  q and out are (tokens, heads, …), one sequence after the other without padding, k and v likewise.
             q_seqlens and kv_seqlens are int32 (batch + 1,), cumulative from 0: `cu_seqlens`.
 
 `params.lengths` draws the lengths, the same part of seq_q and of seq_kv for a sequence. What lies behind them in q, k and v is
@@ -25,6 +28,7 @@ no key; (batch, heads, seq_q), or (heads, tokens) of packed sequences.
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,9 +42,9 @@ from minfer.ops import (
     Expected,
     Op,
     Ragged,
+    Rule,
     Spec,
     Tensors,
-    at_most,
     divides,
     fixed,
     floats,
@@ -52,10 +56,12 @@ from minfer.ops import (
     size,
     within,
 )  # fmt: skip
+from minfer.ops.axes import Axis, Sizes
 from minfer.ops.prefill_attention import baselines
 from minfer.ops.tensors import Floats
 
 U = 2.0**-24
+LATENT = (192, 128)  # head_dim and v_dim of DeepSeek's models
 TAIL = 16  # rows of poison behind the keys of packed sequences
 MOST_SCORES = 1 << 25  # that the reference has at once: 256 MB in fp64
 Tensor = torch.Tensor
@@ -63,6 +69,11 @@ Tensor = torch.Tensor
 
 def is_packed(case: Case) -> bool:
     return case.params["layout"] == "packed"
+
+
+def v_dim(case: Case) -> int:
+    """The length of the rows of v and out."""
+    return case.shape.get("v_dim", case["head_dim"])
 
 
 def lengths_of(case: Case) -> list[tuple[int, int]]:
@@ -107,7 +118,7 @@ class Rows(Floats):
 
 
 def tensors(case: Case) -> list[Spec]:
-    batch, heads, dim = case["batch"], case["heads"], case["head_dim"]
+    batch, heads, kv_heads, dim = case["batch"], case["heads"], case["kv_heads"], case["head_dim"]
     queries, keys = (list(of) for of in zip(*lengths_of(case), strict=True))
     of_q: tuple[int, ...] = (batch, case["seq_q"])
     of_kv: tuple[int, ...] = (batch, case["seq_kv"])
@@ -126,13 +137,12 @@ def tensors(case: Case) -> list[Spec]:
     def rows(mask: Tensor | None, is_query: bool) -> Rows:
         return Rows(1.0, 0.0, None if mask is None else lambda made: mask.to(made["out"].device), is_query)
 
-    shape_kv = (*of_kv, case["kv_heads"], dim)
     return [
-        out("out", *of_q, heads, dim),
+        out("out", *of_q, heads, v_dim(case)),
         out("lse", *(of_lse if case.params["lse"] == "yes" else (0,)), dtype="float32"),
         given("q", *of_q, heads, dim, fill=rows(masks[0], True)),
-        given("k", *shape_kv, fill=rows(masks[1], False)),
-        given("v", *shape_kv, fill=floats(poison=rows(masks[1], False).poison)),
+        given("k", *of_kv, kv_heads, dim, fill=rows(masks[1], False)),
+        given("v", *of_kv, kv_heads, v_dim(case), fill=floats(poison=rows(masks[1], False).poison)),
         given("q_seqlens", len(seqlens[0]), dtype="int32", fill=fixed(seqlens[0])),
         given("kv_seqlens", len(seqlens[1]), dtype="int32", fill=fixed(seqlens[1])),
     ]
@@ -141,7 +151,7 @@ def tensors(case: Case) -> list[Spec]:
 def reference(case: Case, t: Tensors, causal: bool, window: int, softcap: float) -> dict[str, Expected]:
     """In fp64, some queries of a sequence at a time."""
     shape = t["q"].shape
-    made = {name: t["q"].new_zeros(shape) for name in ("out", "bound")}
+    made = {name: t["q"].new_zeros((*shape[:-1], v_dim(case))) for name in ("out", "bound")}
     made["lse"] = t["q"].new_full((*shape[:-3], shape[-2], shape[-3]), -math.inf)
     made["lse_bound"] = torch.zeros_like(made["lse"])
     first_q = first_kv = 0
@@ -234,18 +244,46 @@ def pairs(case: Case) -> int:
 
 def traffic(case: Case) -> tuple[float, float]:
     """Queries that there are, keys and values that any query sees; all of out and of lse."""
-    token = 1.0 * case["head_dim"] * DTYPES[case.dtype].itemsize
+    of_k, of_v = (1.0 * dim * DTYPES[case.dtype].itemsize for dim in (case["head_dim"], v_dim(case)))
     queries = sum(queries for queries, _ in lengths_of(case))
     keys = sum(int(end.max() - begin.min()) for begin, end in spans_of(case) if len(begin) and end.max() > begin.min())
     written = queries if is_packed(case) else case["batch"] * case["seq_q"]
     lse = 4.0 * written * case["heads"] if case.params["lse"] == "yes" else 0.0
-    return token * (queries * case["heads"] + 2 * keys * case["kv_heads"]), token * written * case["heads"] + lse
+    read = of_k * queries * case["heads"] + (of_k + of_v) * keys * case["kv_heads"]
+    return read, of_v * written * case["heads"] + lse
 
 
-def shape(batch: int, seq_q: int, seq_kv: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
-    return {
+def check_v_dim(size: int, sizes: Sizes) -> str | None:
+    if size == sizes["head_dim"] or (sizes["head_dim"], size) == LATENT:
+        return None
+    return f"must be head_dim={sizes['head_dim']}, or {LATENT[1]} where head_dim={LATENT[0]}"
+
+
+def draw_v_dim(rng: random.Random, sizes: Sizes) -> int:
+    return LATENT[1] if sizes["head_dim"] == LATENT[0] and rng.random() < 0.5 else sizes["head_dim"]
+
+
+def heads_of(*dims: int, latent: bool = False) -> Rule:
+    """The rule that rows of q, k, v and out have one of these lengths; with `latent` also those of latent attention."""
+    *others, last = dims
+    said = f"takes heads of {', '.join(map(str, others))} or {last}" + (", or of 192 with values of 128" * latent)
+
+    def rule(case: Case) -> str | None:
+        dim, of_v = case["head_dim"], v_dim(case)
+        if (dim == of_v and dim in dims) or (latent and (dim, of_v) == LATENT):
+            return None
+        return f"{said}, got {dim}" + ("" if dim == of_v else f" with values of {of_v}")
+
+    return rule
+
+
+def shape(
+    batch: int, seq_q: int, seq_kv: int, heads: int, kv_heads: int, head_dim: int, v_dim: int = 0
+) -> dict[str, int]:
+    sizes = {
         "batch": batch, "seq_q": seq_q, "seq_kv": seq_kv, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim
     }  # fmt: skip
+    return sizes | ({"v_dim": v_dim} if v_dim else {})
 
 
 op = Op(
@@ -256,7 +294,8 @@ op = Op(
         "seq_kv": size(80),
         "heads": size(4),
         "kv_heads": divides("heads"),
-        "head_dim": one_of(64, 128, 256),
+        "head_dim": one_of(64, 96, 128, 192, 256),
+        "v_dim": Axis(check_v_dim, draw_v_dim, default="head_dim"),
     },
     params={
         "layout": ("padded", "packed"),
@@ -273,18 +312,26 @@ op = Op(
         "narrow": {"causal": True, "window": 20, "softcap": 2.0},  # of small shapes, too, with both at once
         "narrow_full": {"causal": False, "window": 20, "softcap": 0.0},
     },
-    flops=lambda case: 4.0 * pairs(case) * case["heads"] * case["head_dim"],
+    flops=lambda case: 2.0 * pairs(case) * case["heads"] * (case["head_dim"] + v_dim(case)),
     traffic=traffic,
     arithmetic=lambda case: (case.dtype, "float32"),
     metric=TFLOPS,
     strided=("out", "q", "k", "v"),
-    odd_shapes=(shape(3, 37, 37, 2, 1, 64), shape(1, 5, 70, 4, 2, 128)),
+    odd_shapes=(
+        shape(3, 37, 37, 2, 1, 64),
+        shape(1, 5, 70, 4, 2, 128),
+        shape(2, 19, 33, 2, 1, 96),
+        shape(1, 9, 35, 2, 1, 192, 128),
+    ),
     sizes={
         "small": [shape(1, 1, 1, 1, 1, 64), shape(3, 66, 66, 2, 2, 64), shape(1, 40, 9, 1, 1, 256)],
         "large": [
             shape(2, 1000, 1000, 8, 2, 128),
             shape(1, 129, 3000, 4, 4, 64),
             shape(7, 300, 517, 6, 1, 256),
+            shape(2, 700, 900, 6, 2, 96),
+            shape(2, 500, 800, 6, 2, 192, 128),
+            shape(1, 300, 300, 3, 3, 192),
             shape(1, 2048, 2048, 32, 8, 128),
         ],
     },
@@ -292,14 +339,14 @@ op = Op(
 
 baselines.register(op)
 op.cuda("v01_naive.cu")
-op.cuda("v02_flash.cu")
+op.cuda("v02_flash.cu", requires=heads_of(64, 96, 128, 256, latent=True))
 op.cuda("v03_mma.cu")
 op.cuda("v04_wgmma.cu", archs="sm_90a")
 op.cuda("v05_pingpong.cu", archs="sm_90a")
-op.cuda("v06_no_maximum.cu", archs="sm_90a", requires=at_most(head_dim=128))
-op.cuda("v07_short.cu", archs="sm_90a", requires=at_most(head_dim=128))
-op.cuda("v08_compact.cu", archs="sm_90a", requires=at_most(head_dim=128), entries=("sinks",))
-op.triton("triton_flash.py")
+op.cuda("v06_no_maximum.cu", archs="sm_90a", requires=heads_of(64, 96, 128, latent=True))
+op.cuda("v07_short.cu", archs="sm_90a", requires=heads_of(64, 128))
+op.cuda("v08_compact.cu", archs="sm_90a", requires=heads_of(64, 128), entries=("sinks",))
+op.triton("triton_flash.py", requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp")
 op.cpp("cpu_blocked.cpp")
 op.function(

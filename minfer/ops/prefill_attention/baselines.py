@@ -220,6 +220,12 @@ def hopper_sizes(case: Case) -> str | None:
     return full_if_padded(case)
 
 
+def torch_sizes(case: Case) -> str | None:
+    if case.params["layout"] == "packed" and "v_dim" in case.shape:
+        return "takes packed v with the head_dim of q, as varlen_attn does"
+    return without_empty_rows(case)
+
+
 def without_empty_rows(case: Case) -> str | None:
     """FlexAttention and SDPA leave rows that see no key undefined."""
     return f"needs seq_kv >= seq_q={case['seq_q']}" if case["seq_kv"] < case["seq_q"] else None
@@ -227,6 +233,10 @@ def without_empty_rows(case: Case) -> str | None:
 
 def full_without_empty_rows(case: Case) -> str | None:
     return full_if_padded(case) or without_empty_rows(case)
+
+
+def flash_sizes(case: Case) -> str | None:
+    return "takes v with the head_dim of q" if "v_dim" in case.shape else full_without_empty_rows(case)
 
 
 def cudnn_sizes(case: Case) -> str | None:
@@ -238,10 +248,10 @@ def register(op: Op) -> None:
     """PyTorch's first, which ratios are against; the definition is the baseline where that does not support a case."""
     plain = {"call": ("causal", "full"), "lse": ("no",)}
     whole = {"layout": ("padded",), "lengths": ("full",), "lse": ("no",)}
-    op.torch("torch", sdpa, baseline=True, returns=(0,), params=plain, requires=without_empty_rows)
+    op.torch("torch", sdpa, baseline=True, returns=(0,), params=plain, requires=torch_sizes)
     op.torch("torch_eager", eager, baseline=True)
     for name, backend, requires in (
-        ("torch_flash", "FLASH_ATTENTION", full_without_empty_rows),
+        ("torch_flash", "FLASH_ATTENTION", flash_sizes),
         ("torch_cudnn", "CUDNN_ATTENTION", cudnn_sizes),
     ):
         op.peer(name, by_backend(backend), "torch.nn.attention", returns=(0,), params=plain, requires=requires)

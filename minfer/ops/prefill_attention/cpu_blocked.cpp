@@ -16,8 +16,8 @@ namespace minfer {
 constexpr int kRows = 16, kKeys = 64;
 
 struct Buffers {
-  std::vector<float> q, k, v, sums;  // [row][dim], [dim][key], [key][dim], [row][dim]
-  explicit Buffers(int dim) : q(kRows * dim), k(kKeys * dim), v(kKeys * dim), sums(kRows * dim) {}
+  std::vector<float> q, k, v, sums;  // [row][dim], [dim][key], [key][v_dim], [row][v_dim]
+  Buffers(int dim, int v_dim) : q(kRows * dim), k(kKeys * dim), v(kKeys * v_dim), sums(kRows * v_dim) {}
 };
 
 // Replaces a query's scores of a block of keys by exponentials relative to `max`, which may grow. Returns the factor that
@@ -34,7 +34,7 @@ inline float add(float* scores, const Span& seen, float& max, float& total) {
 
 template <typename T>
 void attend(const Attention<T>& p, int number, const Sequence& s, int row0, int head, Buffers& b) {
-  const int rows = std::min(kRows, p.rows(s) - row0), live = std::min(rows, s.queries - row0), dim = p.dim;
+  const int rows = std::min(kRows, p.rows(s) - row0), live = std::min(rows, s.queries - row0), dim = p.dim, v_dim = p.v_dim;
   const int kv_head = p.kv_head(head), begin = p.span(s, row0).begin, end = live > 0 ? p.span(s, row0 + live - 1).end : 0;
   float max[kRows], total[kRows] = {};
   std::fill_n(max, kRows, -INFINITY);
@@ -48,7 +48,8 @@ void attend(const Attention<T>& p, int number, const Sequence& s, int row0, int 
     for (int j = 0; j < keys; ++j) {
       const T* k = p.k.at(number, s.first_kv + key0 + j, kv_head);
       const T* v = p.v.at(number, s.first_kv + key0 + j, kv_head);
-      for (int d = 0; d < dim; ++d) b.k[d * kKeys + j] = widen(k[d]), b.v[j * dim + d] = widen(v[d]);
+      for (int d = 0; d < dim; ++d) b.k[d * kKeys + j] = widen(k[d]);
+      for (int d = 0; d < v_dim; ++d) b.v[j * v_dim + d] = widen(v[d]);
     }
     for (int i = 0; i < live; ++i) {
       const Span span = p.span(s, row0 + i);
@@ -63,18 +64,18 @@ void attend(const Attention<T>& p, int number, const Sequence& s, int row0, int 
       if (p.softcap > 0.0f)
         for (int j = seen.begin; j < seen.end; ++j) scores[j] = p.softcap * std::tanh(scores[j] / p.softcap);
       const float rescale = add(scores, seen, max[i], total[i]);
-      float* __restrict__ sums = &b.sums[i * dim];
-      for (int d = 0; d < dim; ++d) sums[d] *= rescale;
+      float* __restrict__ sums = &b.sums[i * v_dim];
+      for (int d = 0; d < v_dim; ++d) sums[d] *= rescale;
       for (int j = seen.begin; j < seen.end; ++j) {
-        const float* __restrict__ v = &b.v[j * dim];
-        for (int d = 0; d < dim; ++d) sums[d] += scores[j] * v[d];
+        const float* __restrict__ v = &b.v[j * v_dim];
+        for (int d = 0; d < v_dim; ++d) sums[d] += scores[j] * v[d];
       }
     }
   }
   for (int i = 0; i < rows; ++i) {
     T* out = p.out.at(number, s.first_q + row0 + i, head);
     const float inverse = total[i] > 0.0f ? 1.0f / total[i] : 0.0f;
-    for (int d = 0; d < dim; ++d) out[d] = narrow<T>(b.sums[i * dim + d] * inverse);
+    for (int d = 0; d < v_dim; ++d) out[d] = narrow<T>(b.sums[i * v_dim + d] * inverse);
     if (p.lse) *p.lse_at(number, s, row0 + i, head) = total[i] > 0.0f ? max[i] + std::log(total[i]) : -INFINITY;
   }
 }
@@ -85,7 +86,7 @@ void launch(const Attention<T>& p) {
     const Sequence s = p.sequence(number);
     const int blocks = (p.rows(s) + kRows - 1) / kRows;
     torch::stable::parallel_for(0, int64_t(blocks) * p.heads, 1, [&](int64_t begin, int64_t end) {
-      Buffers buffers(p.dim);
+      Buffers buffers(p.dim, p.v_dim);
       for (int64_t i = begin; i < end; ++i)
         attend(p, number, s, static_cast<int>(i % blocks) * kRows, static_cast<int>(i / blocks), buffers);
     });

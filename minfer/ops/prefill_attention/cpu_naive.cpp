@@ -13,7 +13,7 @@ template <typename T>
 void attend(const Attention<T>& p, int number, const Sequence& s, int query, int head, std::vector<float>& scores) {
   T* out = p.out.at(number, s.first_q + query, head);
   const Span span = query < s.queries ? p.span(s, query) : Span{0, 0};
-  std::vector<float> sums(p.dim);
+  std::vector<float> sums(p.v_dim);
   float max = -INFINITY, sum = 0.0f;
   for (int key = span.begin; key < span.end; ++key) {
     const T* q = p.q.at(number, s.first_q + query, head);
@@ -29,9 +29,9 @@ void attend(const Attention<T>& p, int number, const Sequence& s, int query, int
     const T* v = p.v.at(number, s.first_kv + key, p.kv_head(head));
     const float power = std::exp(scores[key] - max);
     sum += power;
-    for (int i = 0; i < p.dim; ++i) sums[i] += power * static_cast<float>(v[i]);
+    for (int i = 0; i < p.v_dim; ++i) sums[i] += power * static_cast<float>(v[i]);
   }
-  for (int i = 0; i < p.dim; ++i) out[i] = static_cast<T>(span.begin < span.end ? sums[i] / sum : 0.0f);
+  for (int i = 0; i < p.v_dim; ++i) out[i] = static_cast<T>(span.begin < span.end ? sums[i] / sum : 0.0f);
   if (p.lse) *p.lse_at(number, s, query, head) = span.begin < span.end ? max + std::log(sum) : -INFINITY;
 }
 

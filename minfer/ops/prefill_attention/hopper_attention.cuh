@@ -12,7 +12,7 @@
 #include "cuda/pipeline.cuh"
 #include "cuda/softmax.cuh"
 #include "cuda/tma_heads.cuh"
-#include "cuda/wgmma_registers.cuh"
+#include "cuda/wgmma_registers_wide.cuh"
 #include "prefill_attention.h"
 
 namespace minfer {
@@ -55,7 +55,7 @@ Order make_order(const Attention<T>& p, int64_t l2_bytes = 0) {
   STD_TORCH_CHECK(tiles * units < INT_MAX, "prefill_attention: more tiles of out than fit 32 bits");
   int64_t most = 1;
   if (l2_bytes > 0) {
-    const int64_t bytes = 2 * int64_t(p.seq_kv) * p.dim * sizeof(T) * p.kv_heads / p.heads;
+    const int64_t bytes = int64_t(p.seq_kv) * (p.dim + p.v_dim) * sizeof(T) * p.kv_heads / p.heads;
     most = std::max({most, l2_bytes / std::max<int64_t>(bytes, 1), multiprocessors() / std::max<int64_t>(tiles, 1)});
   }
   const int64_t groups = (units + most - 1) / most;
@@ -91,23 +91,28 @@ __device__ Work work_of(const Attention<T>& p, int index, const Order& order) {
 }
 
 // A block's shared memory and barriers. q, k, v and out are each in slabs of 64 columns, in the 128-byte swizzle. A warp has
-// room for two slabs of its 16 rows of out.
-template <typename T_, int kDim_, int kTilesOfQ_ = 1>
+// room for two slabs of its 16 rows of out, and for one where keys are longer than values. Heads of 96 fill half of their
+// second slab: the copy engine writes zeros to the other half, which no product reads, and stores nothing of it. That costs as
+// much shared memory as heads of 128, and no products. Slabs of 32 columns in the 64-byte swizzle would save a quarter of the
+// memory, which no kernel here lacks.
+template <typename T_, int kDim_, int kDimV_ = kDim_, int kTilesOfQ_ = 1, int kBlockN_ = kDimV_ <= 128 ? 128 : 64>
 struct Tiles {
   using T = T_;
-  static constexpr int kDim = kDim_, kTilesOfQ = kTilesOfQ_;
-  static constexpr int kBlockN = kDim <= 128 ? 128 : 64, kStages = 2, kSlabs = kDim / 64;
-  static constexpr int kOutSlabs = kSlabs < 2 ? kSlabs : 2, kOutSlab = kRowsOfWarp * 64;
-  static constexpr int kQ = kBlockM * kDim, kKV = kBlockN * kDim, kOut = kBlockM * 64 * kOutSlabs;  // elements
+  static constexpr int kDim = kDim_, kDimV = kDimV_, kTilesOfQ = kTilesOfQ_;  // kDimV: of v and out
+  static constexpr int kBlockN = kBlockN_, kStages = 2;
+  static constexpr int kSlabs = (kDim + 63) / 64, kSlabsV = (kDimV + 63) / 64;
+  static constexpr int kOutSlabs = kSlabsV < 2 || kSlabsV < kSlabs ? 1 : 2, kOutSlab = kRowsOfWarp * 64;
+  static constexpr int kQ = kBlockM * kSlabs * 64, kK = kBlockN * kSlabs * 64, kV = kBlockN * kSlabsV * 64;  // elements
+  static constexpr int kOut = kBlockM * kOutSlabs * 64;
   static constexpr int kBarriers = 2 * kTilesOfQ + 4 * kStages;
-  static constexpr int kBytes = (kTilesOfQ * kQ + 2 * kStages * kKV + kOut) * sizeof(T) + kBarriers * sizeof(uint64_t);
+  static constexpr int kBytes = (kTilesOfQ * kQ + kStages * (kK + kV) + kOut) * sizeof(T) + kBarriers * sizeof(uint64_t);
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
   T *q, *k, *v, *out;
   uint64_t *full_q, *empty_q, *full_k, *empty_k, *full_v, *empty_v;
 
   __device__ explicit Tiles(unsigned char* shared)
-      : q(reinterpret_cast<T*>(shared)), k(q + kTilesOfQ * kQ), v(k + kStages * kKV), out(v + kStages * kKV),
+      : q(reinterpret_cast<T*>(shared)), k(q + kTilesOfQ * kQ), v(k + kStages * kK), out(v + kStages * kV),
         full_q(reinterpret_cast<uint64_t*>(out + kOut)), empty_q(full_q + kTilesOfQ), full_k(empty_q + kTilesOfQ),
         empty_k(full_k + kStages), full_v(empty_k + kStages), empty_v(full_v + kStages) {}
 
@@ -121,15 +126,15 @@ struct Tiles {
     barrier_init_fence();
   }
 
-  template <int kRowsOfBox>
+  template <int kRowsOfBox, int kCount = kSlabs>
   __device__ static void load(T* tile, const HeadsMap& map, uint64_t* full, int head, int token, int batch) {
-    barrier_expect(full, kRowsOfBox * kDim * sizeof(T));
-    copy<kRowsOfBox>(tile, map, full, head, token, batch);
+    barrier_expect(full, kRowsOfBox * kCount * 64 * sizeof(T));
+    copy<kRowsOfBox, kCount>(tile, map, full, head, token, batch);
   }
-  template <int kRowsOfBox>
+  template <int kRowsOfBox, int kCount = kSlabs>
   __device__ static void copy(T* tile, const HeadsMap& map, uint64_t* full, int head, int token, int batch) {
 #pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab)
+    for (int slab = 0; slab < kCount; ++slab)
       tma_load_heads(tile + slab * kRowsOfBox * 64, map, full, slab * 64, head, token, batch);
   }
 
@@ -154,7 +159,7 @@ struct Tiles {
   __device__ void load_keys(const Attention<T>& p, const AttentionMaps& maps, const Work& w, int block, int stage,
                             uint32_t parity) const {
     barrier_wait(empty_k + stage, parity ^ 1);
-    load<kBlockN>(k + stage * kKV, maps.k, full_k + stage, p.kv_head(w.head), w.token(block, kBlockN), p.packed ? 0 : w.number);
+    load<kBlockN>(k + stage * kK, maps.k, full_k + stage, p.kv_head(w.head), w.token(block, kBlockN), p.packed ? 0 : w.number);
   }
   // The keys of a block in `stage` and the values of the block behind it in the other stage; both arrive at full_k.
   __device__ void load_keys_and_values(const Attention<T>& p, const AttentionMaps& maps, const Work& w, int block, int stage,
@@ -162,15 +167,16 @@ struct Tiles {
     const int head = p.kv_head(w.head), batch = p.packed ? 0 : w.number, token = w.token(block, kBlockN), other = 1 - stage;
     uint64_t* full = full_k + stage;
     barrier_wait(empty_k + stage, parity_of_k ^ 1);
-    barrier_expect(full, 2 * kKV * sizeof(T));
-    copy<kBlockN>(k + stage * kKV, maps.k, full, head, token, batch);
+    barrier_expect(full, (kK + kV) * sizeof(T));
+    copy<kBlockN>(k + stage * kK, maps.k, full, head, token, batch);
     barrier_wait(empty_v + other, parity_of_v ^ 1);
-    copy<kBlockN>(v + other * kKV, maps.v, full, head, token + kBlockN, batch);
+    copy<kBlockN, kSlabsV>(v + other * kV, maps.v, full, head, token + kBlockN, batch);
   }
   __device__ void load_values(const Attention<T>& p, const AttentionMaps& maps, const Work& w, int block, int stage,
                               uint32_t parity) const {
     barrier_wait(empty_v + stage, parity ^ 1);
-    load<kBlockN>(v + stage * kKV, maps.v, full_v + stage, p.kv_head(w.head), w.token(block, kBlockN), p.packed ? 0 : w.number);
+    load<kBlockN, kSlabsV>(v + stage * kV, maps.v, full_v + stage, p.kv_head(w.head), w.token(block, kBlockN),
+                           p.packed ? 0 : w.number);
   }
 };
 
@@ -178,7 +184,7 @@ struct Tiles {
 template <typename Tile>
 struct Rows64 {
   using T = typename Tile::T;
-  static constexpr int kBlockN = Tile::kBlockN, kDim = Tile::kDim;
+  static constexpr int kBlockN = Tile::kBlockN, kDim = Tile::kDim, kDimV = Tile::kDimV;
   using Scores = float[kBlockN / 2];
   using Exponentials = uint32_t[kBlockN / 16][4];  // rounded to T, as fragments of the second product
 
@@ -187,7 +193,7 @@ struct Rows64 {
   const int warpgroup = warpgroup_index();
   float factor;  // a score times this is an exponent of 2
   OnlineRows online;
-  float out[kDim / 2];
+  float out[kDimV / 2];
 
   __device__ Rows64(const Tile& tiles, const Attention<T>& p)
       : tiles(tiles), p(p), factor(p.softcap > 0.0f ? kLog2E : p.scale * kLog2E) {}
@@ -195,7 +201,7 @@ struct Rows64 {
   __device__ void clear() {
     online = OnlineRows{};
 #pragma unroll
-    for (int i = 0; i < kDim / 2; ++i) out[i] = 0.0f;
+    for (int i = 0; i < kDimV / 2; ++i) out[i] = 0.0f;
   }
 
   // One lane of each warp tells the producer.
@@ -205,7 +211,7 @@ struct Rows64 {
 
   // Starts scores = q kᵀ with the keys of a stage.
   __device__ void start_scores(Scores& scores, int stage, int tile_of_q = 0) const {
-    const T *q = tiles.q + tile_of_q * Tile::kQ + warpgroup * kRows * 64, *k = tiles.k + stage * Tile::kKV;
+    const T *q = tiles.q + tile_of_q * Tile::kQ + warpgroup * kRows * 64, *k = tiles.k + stage * Tile::kK;
     const uint64_t rows = tile_descriptor(q, 16, 1024), cols = tile_descriptor(k, 16, 1024);
     wgmma_fence();
 #pragma unroll
@@ -218,11 +224,11 @@ struct Rows64 {
 
   // Starts out += exponentials v with the values of a stage, or out = exponentials v.
   __device__ void start_out(const Exponentials& exponentials, int stage, bool add = true) {
-    const uint64_t values = tile_descriptor(tiles.v + stage * Tile::kKV, kBlockN * 128, 1024);
+    const uint64_t values = tile_descriptor(tiles.v + stage * Tile::kV, kBlockN * 128, 1024);  //@ values_of_stage
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kBlockN / 16; ++step)  // 16 rows of 128 bytes
-      wgmma_registers<T, true>(out, exponentials[step], values + step * 128, add || step > 0);
+      wgmma_registers_wide<T, true>(out, exponentials[step], values + step * 128, add || step > 0);
     wgmma_commit();
   }
 
@@ -268,9 +274,9 @@ struct Rows64 {
   __device__ void clear_tail(const Work& w, int block, int stage) const {
     const int left = w.s.keys - (w.first_block + block) * kBlockN;
     if (left >= kBlockN) return;
-    T* values = tiles.v + stage * Tile::kKV;
+    T* values = tiles.v + stage * Tile::kV;
     const int pieces = (kBlockN - left) * 8;  // of 16 bytes; the swizzle exchanges them within a row
-    for (int slab = 0; slab < Tile::kSlabs; ++slab)
+    for (int slab = 0; slab < Tile::kSlabsV; ++slab)
       for (int i = threadIdx.x % 128; i < pieces; i += 128)
         reinterpret_cast<uint4*>(values + slab * kBlockN * 64 + left * 64)[i] = uint4{};
     fence_async();
@@ -300,12 +306,12 @@ struct Rows64 {
   __device__ void store_boxes(const float (&inverse)[2], const AttentionMaps& maps, int batch, int token, int head, int warp,
                               int lane) const {
 #pragma unroll
-    for (int slab = 0; slab < Tile::kSlabs; ++slab) {
+    for (int slab = 0; slab < Tile::kSlabsV; ++slab) {
       T* box = tiles.out + (warp * Tile::kOutSlabs + slab % Tile::kOutSlabs) * Tile::kOutSlab;
       if (lane == 0) tma_store_wait<Tile::kOutSlabs - 1>();  //@ slab_stored
       __syncwarp();
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {  // 16 columns
+      for (int n = 0; n < 4 && slab * 4 + n < kDimV / 16; ++n) {  // 16 columns
         float values[8];
         uint32_t fragment[4];
 #pragma unroll
@@ -330,7 +336,7 @@ struct Rows64 {
       if (row >= p.rows(w.s)) continue;
       T* to = p.out.at(batch, w.s.first_q + row, w.head) + lane % 4 * 2;
 #pragma unroll
-      for (int j = 0; j < kDim / 8; ++j)
+      for (int j = 0; j < kDimV / 8; ++j)
         round_to(*reinterpret_cast<typename Vector<T>::Pair*>(to + j * 8), scaled(j * 4 + r * 2, inverse),
                  scaled(j * 4 + r * 2 + 1, inverse));
     }
@@ -346,24 +352,28 @@ AttentionMaps make_maps(const Attention<T>& p, int block_n) {
   require_vectors(p);
   AttentionMaps maps;
   const int batch = p.packed ? 1 : p.batch;
-  const auto make = [&](HeadsMap& map, const auto& of, int tokens, int heads, int box) {
-    return make_heads_map(map, of.begin, batch, tokens, heads, p.dim, of.of_outer, of.of_inner, of.of_head, box);
+  const auto make = [&](HeadsMap& map, const auto& of, int dim, int tokens, int heads, int box) {
+    return make_heads_map(map, of.begin, batch, tokens, heads, dim, of.of_outer, of.of_inner, of.of_head, box);
   };
   // Without any keys there is no tensor map, and no block uses one.
-  STD_TORCH_CHECK(make(maps.q, p.q, p.seq_q, p.heads, kBlockM) && make(maps.out, p.out, p.seq_q, p.heads, kRowsOfWarp) &&
-                      (p.seq_kv == 0 || (make(maps.k, p.k, p.seq_kv, p.kv_heads, block_n) &&
-                                         make(maps.v, p.v, p.seq_kv, p.kv_heads, block_n))),
+  STD_TORCH_CHECK(make(maps.q, p.q, p.dim, p.seq_q, p.heads, kBlockM) &&
+                      make(maps.out, p.out, p.v_dim, p.seq_q, p.heads, kRowsOfWarp) &&
+                      (p.seq_kv == 0 || (make(maps.k, p.k, p.dim, p.seq_kv, p.kv_heads, block_n) &&
+                                         make(maps.v, p.v, p.v_dim, p.seq_kv, p.kv_heads, block_n))),
                   "prefill_attention: the driver knows no tensor map for these tensors; it must be one of CUDA 12 or newer, "
                   "and strides under 2^39 elements");
   return maps;
 }
 
-// Calls launch.operator()<kDim>() for the head_dim.
+// Calls launch.operator()<kDim, kDimV>() for the head_dim of q and k, and for that of v.
 template <typename Launch>
-void for_dim(int dim, Launch launch) {
-  if (dim == 64) launch.template operator()<64>();
-  else if (dim == 128) launch.template operator()<128>();
-  else launch.template operator()<256>();
+void for_dims(int dim, int v_dim, Launch launch) {
+  if (dim == 64) launch.template operator()<64, 64>();
+  else if (dim == 96) launch.template operator()<96, 96>();
+  else if (dim == 128) launch.template operator()<128, 128>();
+  else if (dim == 192 && v_dim == 128) launch.template operator()<192, 128>();
+  else if (dim == 192) launch.template operator()<192, 192>();
+  else launch.template operator()<256, 256>();
 }
 
 }  // namespace minfer

@@ -23,7 +23,7 @@ struct Span {
 
 template <typename T>
 struct Attention {
-  Rows<T> out;  // (batch, seq, heads, dim); of packed sequences (tokens, heads, dim), where of_outer is 0
+  Rows<T> out;  // (batch, seq, heads, v_dim); of packed sequences (tokens, heads, v_dim), where of_outer is 0
   Rows<const T> q, k, v;
   float* lse;  // null if nobody asks for it
   int64_t lse_batch, lse_head;  // its strides; tokens are contiguous
@@ -34,6 +34,7 @@ struct Attention {
   bool causal;
   int window;  // 0: none
   float softcap, scale;  // softcap 0: none
+  int v_dim;             // the length of rows of v and out
 #ifdef __CUDACC__
   cudaStream_t stream;
 #endif
@@ -67,8 +68,8 @@ struct Attention {
 // Throws unless rows can be read and written 16 bytes at a time.
 template <typename T>
 void require_vectors(const Attention<T>& p) {
-  check_rows_in_pieces(p.out, p.dim, "prefill_attention: out"), check_rows_in_pieces(p.q, p.dim, "prefill_attention: q");
-  check_rows_in_pieces(p.k, p.dim, "prefill_attention: k"), check_rows_in_pieces(p.v, p.dim, "prefill_attention: v");
+  check_rows_in_pieces(p.out, p.v_dim, "prefill_attention: out"), check_rows_in_pieces(p.q, p.dim, "prefill_attention: q");
+  check_rows_in_pieces(p.k, p.dim, "prefill_attention: k"), check_rows_in_pieces(p.v, p.v_dim, "prefill_attention: v");
 }
 
 // Of four dimensions, or of three where sequences are packed.
@@ -85,28 +86,31 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
                             double softcap, double scale) {
   const bool packed = q.dim() == 3;
   STD_TORCH_CHECK(packed || q.dim() == 4, "prefill_attention: q must have 3 or 4 dimensions, got ", q.dim());
-  check_rank(k, "prefill_attention: k", q.dim());
+  check_rank(k, "prefill_attention: k", q.dim()), check_rank(v, "prefill_attention: v", q.dim());
   const int64_t last = q.dim() - 1, batch = packed ? q_seqlens.numel() - 1 : q.size(0), dim = q.size(last);
+  const int64_t v_dim = v.size(last);
   const int64_t heads = q.size(last - 1), kv_heads = k.size(last - 1), seq_q = q.size(last - 2), seq_kv = k.size(last - 2);
   const int64_t counts = packed ? batch + 1 : q_seqlens.numel() == 0 ? 0 : batch;
   if (packed) {
-    check_sizes(out, "prefill_attention: out", {seq_q, heads, dim});
+    check_sizes(out, "prefill_attention: out", {seq_q, heads, v_dim});
     check_sizes(k, "prefill_attention: k", {seq_kv, kv_heads, dim});
-    check_sizes(v, "prefill_attention: v", {seq_kv, kv_heads, dim});
+    check_sizes(v, "prefill_attention: v", {seq_kv, kv_heads, v_dim});
     STD_TORCH_CHECK(batch >= 0, "prefill_attention: q_seqlens of packed sequences must have at least one element");
     if (lse.numel() > 0) check_sizes(lse, "prefill_attention: lse", {heads, seq_q});
   } else {
-    check_sizes(out, "prefill_attention: out", {batch, seq_q, heads, dim});
+    check_sizes(out, "prefill_attention: out", {batch, seq_q, heads, v_dim});
     check_sizes(k, "prefill_attention: k", {batch, seq_kv, kv_heads, dim});
-    check_sizes(v, "prefill_attention: v", {batch, seq_kv, kv_heads, dim});
+    check_sizes(v, "prefill_attention: v", {batch, seq_kv, kv_heads, v_dim});
     if (lse.numel() > 0) check_sizes(lse, "prefill_attention: lse", {batch, heads, seq_q});
   }
   check_sizes(q_seqlens, "prefill_attention: q_seqlens", {counts});
   check_sizes(kv_seqlens, "prefill_attention: kv_seqlens", {counts});
   STD_TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, "prefill_attention: q must have a multiple of the ", kv_heads,
                   " heads of k, got ", heads);
-  STD_TORCH_CHECK(dim == 64 || dim == 128 || dim == 256, "prefill_attention: q must have a head_dim of 64, 128 or 256, got ",
-                  dim);
+  STD_TORCH_CHECK(dim == 64 || dim == 96 || dim == 128 || dim == 192 || dim == 256,
+                  "prefill_attention: q must have a head_dim of 64, 96, 128, 192 or 256, got ", dim);
+  STD_TORCH_CHECK(v_dim == dim || (dim == 192 && v_dim == 128),
+                  "prefill_attention: v must have the head_dim of q, ", dim, ", or 128 where that is 192, got ", v_dim);
   STD_TORCH_CHECK(window >= 0 && softcap >= 0 && scale >= 0, "prefill_attention: window, softcap and scale must not be negative");
   check_contiguous(lse, "prefill_attention: lse");
   check_contiguous(q_seqlens, "prefill_attention: q_seqlens"), check_contiguous(kv_seqlens, "prefill_attention: kv_seqlens");
@@ -121,7 +125,7 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
   p.q_seqlens = counts ? input<int32_t>(q_seqlens, "prefill_attention: q_seqlens") : nullptr;
   p.kv_seqlens = counts ? input<int32_t>(kv_seqlens, "prefill_attention: kv_seqlens") : nullptr;
   p.packed = packed, p.causal = causal;
-  p.batch = to_int(batch, "prefill_attention: q"), p.dim = static_cast<int>(dim);
+  p.batch = to_int(batch, "prefill_attention: q"), p.dim = static_cast<int>(dim), p.v_dim = static_cast<int>(v_dim);
   p.heads = to_int(heads, "prefill_attention: q"), p.kv_heads = to_int(kv_heads, "prefill_attention: k");
   p.seq_q = to_int(seq_q, "prefill_attention: q"), p.seq_kv = to_int(seq_kv, "prefill_attention: k");
   // A window longer than all tokens hides nothing, and becomes 0: with smaller ones, sums of positions fit 32 bits.

@@ -14,9 +14,10 @@ __device__ inline bool sees(const Item& item, int warpgroup) {
 template <typename T_, int kDim_>
 struct RingTiles {
   using T = T_;
-  static constexpr int kDim = kDim_, kBlockN = kKeys, kSlabs = kDim / 64, kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
+  static constexpr int kDim = kDim_, kDimV = kDim, kBlockN = kKeys, kSlabs = kDim / 64, kSlabsV = kSlabs;
+  static constexpr int kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
   static constexpr int kStages = kDim == 64 ? 20 : 12;
-  static constexpr int kKV = kKeys * kDim, kOut = kRowsOfItem * kDim;  // elements
+  static constexpr int kKV = kKeys * kDim, kV = kKV, kOut = kRowsOfItem * kDim;  // elements
   static constexpr int kBytes = (kStages * kKV + kOut) * sizeof(T) + 2 * kStages * sizeof(uint64_t) + sizeof(Slots);
   static_assert(kRows == kKeys, "a stage is as large as the queries of a warpgroup");
   static_assert(kBytes <= 227 << 10, "more than a block has");

@@ -31,9 +31,10 @@ struct Slots {
 template <typename T_, int kDim_>
 struct ShortTiles {
   using T = T_;
-  static constexpr int kDim = kDim_, kBlockN = kKeys, kSlabs = kDim / 64, kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
+  static constexpr int kDim = kDim_, kDimV = kDim, kBlockN = kKeys, kSlabs = kDim / 64, kSlabsV = kSlabs;
+  static constexpr int kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
   static constexpr int kStages = kDim == 64 ? 8 : 5;
-  static constexpr int kQ = kRows * kDim, kKV = kKeys * kDim, kOut = kRowsOfItem * kDim;  // elements
+  static constexpr int kQ = kRows * kDim, kKV = kKeys * kDim, kV = kKV, kOut = kRowsOfItem * kDim;  // elements
   static constexpr int kBarriers = 2 * kWarpgroups + 4 * kStages;
   static constexpr int kBytes = (kWarpgroups * kQ + 2 * kStages * kKV + kOut) * sizeof(T) +
                                 kBarriers * sizeof(uint64_t) + sizeof(Slots);

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads) product(Attention<T> p, const float*
   const Span span = span_of(p, r);
   const int head = head0 + blockIdx.y, number = max(r.number, 0);
   const float* row = scores + (int64_t(blockIdx.y) * gridDim.x + blockIdx.x) * p.seq_kv;
-  for (int i = threadIdx.x; i < p.dim; i += kThreads) {
+  for (int i = threadIdx.x; i < p.v_dim; i += kThreads) {
     float sum = 0.0f;
     for (int key = span.begin; key < span.end; ++key)
       sum += row[key] * float(p.v.at(number, r.s.first_kv + key, p.kv_head(head))[i]);

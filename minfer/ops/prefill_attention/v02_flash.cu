@@ -14,10 +14,9 @@ namespace minfer {
 constexpr int kRows = 32, kKeys = 32, kOfRow = 8, kThreads = kRows * kOfRow;
 
 // Shared memory: rows of q, k and v, each padded by a pair, so that one column of eight rows is in eight banks.
-template <typename T, int kDim>
+template <typename T, int kDim, int kDimV>
 struct Tiles {
-  static constexpr int kStride = kDim + 2;
-  T q[kRows][kStride], k[kKeys][kStride], v[kKeys][kStride];
+  T q[kRows][kDim + 2], k[kKeys][kDim + 2], v[kKeys][kDimV + 2];
   float p[kRows][kKeys + 1];
 };
 
@@ -44,10 +43,10 @@ __device__ float of_row(float x, Combine combine) {
   return x;
 }
 
-template <typename T, int kDim>
+template <typename T, int kDim, int kDimV>
 __global__ void __launch_bounds__(kThreads) attend(Attention<T> p) {
   extern __shared__ __align__(128) unsigned char shared[];
-  auto& tiles = *reinterpret_cast<Tiles<T, kDim>*>(shared);
+  auto& tiles = *reinterpret_cast<Tiles<T, kDim, kDimV>*>(shared);
   const QueryTile tile = query_tile<kRows>(p);
   if (tile.number < 0) return;
   const Sequence s = tile.s;
@@ -57,11 +56,11 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> p) {
   const int begin = p.span(s, tile.row0).begin, end = last >= tile.row0 ? p.span(s, last).end : 0;
   copy<kDim>(tiles.q, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_inner, s.queries - tile.row0);
 
-  float max = -INFINITY, total = 0.0f, sums[kDim / kOfRow] = {};  // of the columns 2 of + 16 i and the next
+  float max = -INFINITY, total = 0.0f, sums[kDimV / kOfRow] = {};  // of the columns 2 of + 16 i and the next
   for (int key0 = begin; key0 < end; key0 += kKeys) {
     __syncthreads();  // all are done with the previous tiles  //@ refill
     copy<kDim>(tiles.k, p.k.at(tile.number, s.first_kv + key0, kv_head), p.k.of_inner, end - key0);
-    copy<kDim>(tiles.v, p.v.at(tile.number, s.first_kv + key0, kv_head), p.v.of_inner, end - key0);
+    copy<kDimV>(tiles.v, p.v.at(tile.number, s.first_kv + key0, kv_head), p.v.of_inner, end - key0);
     __syncthreads();
 
     float scores[kKeys / kOfRow] = {}, highest = max;
@@ -94,11 +93,11 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> p) {
     __syncwarp();  // the threads of a row are in one warp
 
 #pragma unroll
-    for (int i = 0; i < kDim / kOfRow; ++i) sums[i] *= rescale;  //@ rescale
+    for (int i = 0; i < kDimV / kOfRow; ++i) sums[i] *= rescale;  //@ rescale
     for (int key = 0; key < kKeys; ++key) {
       const float power = tiles.p[row][key];
 #pragma unroll
-      for (int i = 0; i < kDim / kOfRow; i += 2) {
+      for (int i = 0; i < kDimV / kOfRow; i += 2) {
         const float2 v = pair_at(&tiles.v[key][of * 2 + i * kOfRow]);
         sums[i] = fmaf(power, v.x, sums[i]), sums[i + 1] = fmaf(power, v.y, sums[i + 1]);
       }
@@ -111,21 +110,27 @@ __global__ void __launch_bounds__(kThreads) attend(Attention<T> p) {
   const float inverse = seen ? 1.0f / total : 0.0f;
   T* out = p.out.at(tile.number, s.first_q + query, head);
 #pragma unroll
-  for (int i = 0; i < kDim / kOfRow; ++i) out[of * 2 + i / 2 * 2 * kOfRow + i % 2] = T(sums[i] * inverse);
+  for (int i = 0; i < kDimV / kOfRow; ++i) out[of * 2 + i / 2 * 2 * kOfRow + i % 2] = T(sums[i] * inverse);
   if (p.lse && of == 0) *p.lse_at(tile.number, s, query, head) = seen ? max + logf(total) : -INFINITY;
 }
 
-template <int kDim, typename T>
+template <int kDim, int kDimV = kDim, typename T>
 void launch_dim(const Attention<T>& p) {
-  allow_shared(attend<T, kDim>, sizeof(Tiles<T, kDim>));
-  attend<T, kDim><<<query_tiles<kRows>(p), kThreads, sizeof(Tiles<T, kDim>), p.stream>>>(p);
+  using Tiles = Tiles<T, kDim, kDimV>;
+  allow_shared(attend<T, kDim, kDimV>, sizeof(Tiles));
+  attend<T, kDim, kDimV><<<query_tiles<kRows>(p), kThreads, sizeof(Tiles), p.stream>>>(p);
 }
 
 template <typename T>
 void launch(const Attention<T>& p) {
   require_vectors(p);  // pairs of elements would do, but no caller has less than vectors
   if (p.dim == 64) return launch_dim<64>(p);
+  if (p.dim == 96) return launch_dim<96>(p);
   if (p.dim == 128) return launch_dim<128>(p);
+  if (p.dim == 192) {  // with values of 192, ptxas spills for sm_89
+    STD_TORCH_CHECK(p.v_dim == 128, "prefill_attention: this kernel takes v with heads of 128 where q has 192, got ", p.v_dim);
+    return launch_dim<192, 128>(p);
+  }
   launch_dim<256>(p);
 }
 

@@ -12,17 +12,47 @@
 
 namespace minfer {
 
+// Where an element of a tile of 96 columns lies: as `Swizzled` has it, whose order of pieces repeats after 128 bytes. A row is
+// 192 bytes here, so that two rows begin in different halves of the banks, and the order changes within four pieces.
+struct Swizzled96 {
+  static constexpr int kStride = 96;
+  __device__ static int at(int row, int col) { return row * kStride + ((col / 8) ^ (row / 2 % 4)) * 8 + col % 8; }
+};
+template <int kCols>
+using PlaceOf = std::conditional_t<kCols == 96, Swizzled96, Swizzled<kCols>>;
+
+// `copy_rows`, also of rows whose 12 or 24 pieces do not divide the threads of a block: then four or eight threads copy a row.
+template <typename Place, int kRows, int kCols, int kThreads, typename T>
+__device__ inline void copy_tile(T* tile, const T* rows, int64_t stride, int rows_left) {
+  if constexpr (kThreads % (kCols / 8) == 0) {
+    copy_rows<Place, kRows, kCols, kThreads>(tile, rows, stride, rows_left);
+  } else {
+    constexpr int kOfRow = kCols % 64 == 0 ? 8 : 4, kRowStep = kThreads / kOfRow;
+    static_assert(kCols % (kOfRow * 8) == 0 && kRows % kRowStep == 0);
+    const int row = threadIdx.x / kOfRow, col = threadIdx.x % kOfRow * 8;
+    const T* from = rows + row * stride + col;
+#pragma unroll
+    for (int i = 0; i < kRows; i += kRowStep)
+#pragma unroll
+      for (int n = 0; n < kCols; n += kOfRow * 8)
+        cp_async_16(tile + Place::at(row + i, n + col), from + i * stride + n, row + i < rows_left);  //@ part_of_row
+  }
+}
+
 // Each of kWarps warps has kWarpRows queries, and the block goes over kKeys keys at a time. A larger kWarpRows multiplies each
-// loaded fragment of k or v with more rows, but takes more sums in each thread: kWarpRows * kDim / 32.
-template <typename T_, int kDim_, int kWarps, int kWarpRows_, int kKeys_, int kResident_>
+// loaded fragment of k or v with more rows, but takes more sums in each thread: kWarpRows * kDimV / 32.
+template <typename T_, int kDim_, int kWarps, int kWarpRows_, int kKeys_, int kResident_, int kDimV_ = kDim_>
 struct Shape {
   using T = T_;
-  using Place = Swizzled<kDim_>;
-  static constexpr int kDim = kDim_, kWarpRows = kWarpRows_, kKeys = kKeys_, kResident = kResident_;
+  using Place = PlaceOf<kDim_>;    // of elements of q and k
+  using PlaceV = PlaceOf<kDimV_>;  // of v and out
+  static constexpr int kDim = kDim_, kDimV = kDimV_, kWarpRows = kWarpRows_, kKeys = kKeys_, kResident = kResident_;
   static constexpr int kThreads = 32 * kWarps, kRows = kWarps * kWarpRows, kSlabs = kWarpRows / 16;
-  static constexpr int kQ = kRows * kDim, kKV = kKeys * kDim;  // elements of the tiles
-  static constexpr int kBytes = (kQ + 2 * kKV) * sizeof(T);
-  static constexpr bool kKeepsQ = kSlabs * kDim <= 128;  // in registers, 4 for each 16 x 16 of q
+  static constexpr int kQ = kRows * kDim, kK = kKeys * kDim, kV = kKeys * kDimV;  // elements of the tiles
+  static constexpr int kBytes = (kQ + kK + kV) * sizeof(T);
+  // Keeps q in registers, 4 for each 16 x 16 of it.
+  static constexpr bool kKeepsQ = kSlabs * kDim <= 128 || (kSlabs == 1 && kDim + kDimV <= 320);
+  static_assert(kDimV <= kDim, "out is stored through the tile of q");
   static_assert(kBytes <= kMostShared);
 };
 
@@ -37,11 +67,12 @@ template <typename Shape>
 struct WarpRows {
   using T = typename Shape::T;
   using Place = typename Shape::Place;
-  static constexpr int kSlabs = Shape::kSlabs, kDim = Shape::kDim, kKeys = Shape::kKeys;
+  using PlaceV = typename Shape::PlaceV;
+  static constexpr int kSlabs = Shape::kSlabs, kDim = Shape::kDim, kDimV = Shape::kDimV, kKeys = Shape::kKeys;
 
   uint32_t kept[Shape::kKeepsQ ? kDim / 16 : 1][kSlabs][4];  // of q
   float scores[kSlabs][kKeys / 2];
-  float sums[kSlabs][kDim / 2] = {};
+  float sums[kSlabs][kDimV / 2] = {};
   OnlineRows online[kSlabs];
 
   __device__ static void load_q(uint32_t (&a)[kSlabs][4], const T* q, int step) {
@@ -91,9 +122,9 @@ struct WarpRows {
 #pragma unroll
       for (int i = 0; i < kSlabs; ++i) to_fragment<T>(a[i], scores[i], step);
 #pragma unroll
-      for (int j = 0; j < kDim / 16; ++j) {
+      for (int j = 0; j < kDimV / 16; ++j) {
         uint32_t b[4];  // 16 columns
-        ldmatrix_x4_trans(b, v + Place::at(16 * step + lane % 16, 16 * j + lane / 16 * 8));
+        ldmatrix_x4_trans(b, v + PlaceV::at(16 * step + lane % 16, 16 * j + lane / 16 * 8));
         const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
 #pragma unroll
         for (int i = 0; i < kSlabs; ++i) {
@@ -159,19 +190,19 @@ struct WarpRows {
       }
       scale_rows(sums[i], inverse);
 #pragma unroll
-      for (int n = 0; n < kDim / 4; ++n) {
-        const int at = Place::at(16 * i + n % 2 * 8 + lane / 4, n / 2 * 8 + lane % 4 * 2);
+      for (int n = 0; n < kDimV / 4; ++n) {
+        const int at = PlaceV::at(16 * i + n % 2 * 8 + lane / 4, n / 2 * 8 + lane % 4 * 2);
         round_to(reinterpret_cast<Pair&>(q[at]), sums[i][2 * n], sums[i][2 * n + 1]);
       }
     }
     __syncwarp();
-    constexpr int kPieces = kDim / 8;
+    constexpr int kPieces = kDimV / 8;
 #pragma unroll
     for (int n = 0; n < Shape::kWarpRows * kPieces / 32; ++n) {
       const int of = (32 * n + lane) / kPieces, column = (32 * n + lane) % kPieces * 8;
       if (row + of < rows)
         *reinterpret_cast<uint4*>(p.out.at(tile.number, tile.s.first_q + row + of, head) + column) =
-            *reinterpret_cast<const uint4*>(q + Place::at(of, column));
+            *reinterpret_cast<const uint4*>(q + PlaceV::at(of, column));
     }
   }
 };
@@ -180,10 +211,11 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Attention<typename Shape::T> p) {
   using T = typename Shape::T;
   using Place = typename Shape::Place;
-  constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys, kDim = Shape::kDim, kThreads = Shape::kThreads;
+  using PlaceV = typename Shape::PlaceV;
+  constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys, kThreads = Shape::kThreads;
   extern __shared__ __align__(128) unsigned char shared[];
   T* q_tile = reinterpret_cast<T*>(shared);
-  T *k_tile = q_tile + Shape::kQ, *v_tile = k_tile + Shape::kKV;
+  T *k_tile = q_tile + Shape::kQ, *v_tile = k_tile + Shape::kK;
 
   const QueryTile tile = query_tile<kRows>(p);
   if (tile.number < 0) return;
@@ -196,13 +228,20 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
 
   const T* k = p.k.at(tile.number, s.first_kv, kv_head);
   const T* v = p.v.at(tile.number, s.first_kv, kv_head);
-  const auto copy = [&](T* to, const T* from, int64_t stride, int key) {
-    if (key < end) copy_rows<Place, kKeys, kDim, kThreads>(to, from + key * stride, stride, end - key);
-    cp_async_commit();  // an empty group too, so that the number of groups in flight is constant
+  // Each starts a group of copies, an empty one too, so that the number of groups in flight is constant.
+  const auto copy_k = [&](int key) {
+    if (key < end)
+      copy_tile<Place, kKeys, Shape::kDim, kThreads>(k_tile, k + key * p.k.of_inner, p.k.of_inner, end - key);
+    cp_async_commit();
   };
-  copy_rows<Place, kRows, kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head), p.q.of_inner,
-                                          s.queries - tile.row0);
-  copy(k_tile, k, p.k.of_inner, begin);  // and q, in one group
+  const auto copy_v = [&](int key) {
+    if (key < end)
+      copy_tile<PlaceV, kKeys, Shape::kDimV, kThreads>(v_tile, v + key * p.v.of_inner, p.v.of_inner, end - key);
+    cp_async_commit();
+  };
+  copy_tile<Place, kRows, Shape::kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head),
+                                                 p.q.of_inner, s.queries - tile.row0);
+  copy_k(begin);  // and q, in one group
 
   WarpRows<Shape> warp;
   const int warp_row = threadIdx.x / 32 * Shape::kWarpRows, row = tile.row0 + warp_row;
@@ -210,7 +249,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
   for (int key = begin; key < end; key += kKeys) {
     cp_async_wait<0>();
     __syncthreads();  // k has arrived, and all have multiplied the previous v
-    copy(v_tile, v, p.v.of_inner, key);
+    copy_v(key);
     if (key == begin) warp.keep_q(q);
     int position = row + s.keys - s.queries;
     asm volatile("" : "+r"(position));  // recomputing four bounds keeps no registers through the mainloop
@@ -224,7 +263,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend(Atte
     }
     cp_async_wait<0>();  //@ v_arrived
     __syncthreads();  // v has arrived, and all have multiplied k  //@ k_multiplied
-    copy(k_tile, k, p.k.of_inner, key + kKeys);
+    copy_k(key + kKeys);
     if (sees) warp.multiply_p_v(v_tile);
   }
   cp_async_wait<0>();
@@ -244,6 +283,9 @@ template <typename T>
 void launch(const Attention<T>& p) {
   require_vectors(p);
   if (p.dim == 64) return launch_shape<Shape<T, 64, 4, 32, 64, 2>>(p);
+  if (p.dim == 96) return launch_shape<Shape<T, 96, 4, 32, 64, 2>>(p);
+  if (p.dim == 192 && p.v_dim == 128) return launch_shape<Shape<T, 192, 8, 16, 64, 1, 128>>(p);  // 32 rows would spill
+  if (p.dim == 192) return launch_shape<Shape<T, 192, 4, 16, 32, 2>>(p);
   if (p.dim == 256) return launch_shape<Shape<T, 256, 4, 16, 32, 2>>(p);
   // Where an SM has shared memory for two blocks, they have four warps of 32 rows, which load half as many fragments
   // for a product; where it has not, one block has eight warps, because four would leave each scheduler with one.

@@ -10,10 +10,10 @@
 
 namespace minfer {
 
-template <typename T, int kDim>
+template <typename T, int kDim, int kDimV>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order) {
-  using Tile = Tiles<T, kDim>;
+  using Tile = Tiles<T, kDim, kDimV>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
   if (threadIdx.x == 0) tile.init();
@@ -54,11 +54,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  for_dim(p.dim, [&]<int kDim>() {
-    using Tile = Tiles<T, kDim>;
+  for_dims(p.dim, p.v_dim, [&]<int kDim, int kDimV>() {
+    using Tile = Tiles<T, kDim, kDimV>;
     const AttentionMaps maps = make_maps(p, Tile::kBlockN);
     const Order order = make_order(p);
-    const auto kernel = attend<T, kDim>;
+    const auto kernel = attend<T, kDim, kDimV>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes));
     kernel<<<order.pieces(), kThreads, Tile::kBytes, p.stream>>>(maps, p, order);
   });

@@ -22,9 +22,9 @@ struct Slots {
   uint64_t full[kSlots], empty[kSlots];
 };
 
-template <typename T, int kDim>
+template <typename T, int kDim, int kDimV>
 struct Pingpong {
-  using Tile = Tiles<T, kDim>;
+  using Tile = Tiles<T, kDim, kDimV>;
   using Rows = Rows64<Tile>;
   static constexpr int kBytes = Tile::kBytes + sizeof(Slots);
   static_assert(kBytes <= 227 << 10, "more than a block has");
@@ -109,10 +109,10 @@ struct Pingpong {
 
 // Takes pieces of work from the counter and copies for them until there are none. The first piece of a block is its own number.
 // `drawn` counts the others, of all blocks, and the last one wraps it to zero.
-template <typename T, int kDim>
-__device__ void produce(const Tiles<T, kDim>& tile, const Attention<T>& p, const AttentionMaps& maps, Slots* slots,
+template <typename T, int kDim, int kDimV>
+__device__ void produce(const Tiles<T, kDim, kDimV>& tile, const Attention<T>& p, const AttentionMaps& maps, Slots* slots,
                         const Order& order, unsigned* drawn) {
-  using Tile = Tiles<T, kDim>;
+  using Tile = Tiles<T, kDim, kDimV>;
   Ring<Tile::kStages> ring;
   Ring<kSlots> slot;
   uint32_t parity_of_q = 0;
@@ -131,11 +131,11 @@ __device__ void produce(const Tiles<T, kDim>& tile, const Attention<T>& p, const
   }
 }
 
-template <typename T, int kDim>
+template <typename T, int kDim, int kDimV>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order,
            unsigned* counters) {
-  using Tile = Tiles<T, kDim>;
+  using Tile = Tiles<T, kDim, kDimV>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
   Slots* slots = reinterpret_cast<Slots*>(shared + Tile::kBytes);
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   registers_up<kConsumerRegisters>();
-  Pingpong<T, kDim> consumer(tile, p);
+  Pingpong<T, kDim, kDimV> consumer(tile, p);
   if (warpgroup_index() == 1) consumer.end_turn();  // the first turn is the other one's
   for (Ring<kSlots> slot;; slot.advance()) {
     barrier_wait(slots->full + slot.stage, slot.parity);
@@ -167,11 +167,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  for_dim(p.dim, [&]<int kDim>() {
-    constexpr int kBytes = Pingpong<T, kDim>::kBytes;
-    const AttentionMaps maps = make_maps(p, Tiles<T, kDim>::kBlockN);
+  for_dims(p.dim, p.v_dim, [&]<int kDim, int kDimV>() {
+    constexpr int kBytes = Pingpong<T, kDim, kDimV>::kBytes;
+    const AttentionMaps maps = make_maps(p, Tiles<T, kDim, kDimV>::kBlockN);
     const Order order = make_order(p);
-    const auto kernel = attend<T, kDim>;
+    const auto kernel = attend<T, kDim, kDimV>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
     kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, counters_of(p.stream));

@@ -21,9 +21,9 @@ constexpr int kTurnBarrier = kTailBarrier + kConsumers;  // and one more
 constexpr int kSlots = 4;                                // tiles that are taken and not yet stored
 constexpr int kFewRegisters = 40, kMostRegisters = 232;
 
-// Tiles of q that shared memory has room for.
-template <int kDim>
-constexpr int kTilesOfQ = kDim <= 128 ? 2 : 1;
+// As many tiles of q as shared memory has room for. Beside keys of 192, blocks of 112 keys or more would spill.
+template <typename T, int kDim, int kDimV>
+using TilesOf = Tiles<T, kDim, kDimV, kDim <= 128 ? 2 : 1, kDim <= 128 ? 128 : 96>;
 
 // Tiles that the producer has taken, for the consumers to read.
 struct Slots {
@@ -39,9 +39,9 @@ struct Phases {
   __device__ void flip(int stage) { bits ^= 1 << stage; }
 };
 
-template <typename T, int kDim>
+template <typename T, int kDim, int kDimV>
 struct Consumer {
-  using Tile = Tiles<T, kDim, kTilesOfQ<kDim>>;
+  using Tile = TilesOf<T, kDim, kDimV>;
   using Rows = Rows64<Tile>;
   using Exponentials = typename Rows::Exponentials;
   using Scores = typename Rows::Scores;
@@ -178,10 +178,10 @@ struct Consumer {
 
 // Takes tiles from the counter and copies for them until there are none. The first tile of a block is its own number. `drawn`
 // counts the others, of all blocks, and the last one wraps it to zero.
-template <typename T, int kDim>
-__device__ void produce(const Tiles<T, kDim, kTilesOfQ<kDim>>& tile, const Attention<T>& p, const AttentionMaps& maps,
-                        Slots* slots, const Order& order, unsigned* drawn) {
-  using Tile = Tiles<T, kDim, kTilesOfQ<kDim>>;
+template <typename T, int kDim, int kDimV>
+__device__ void produce(const TilesOf<T, kDim, kDimV>& tile, const Attention<T>& p, const AttentionMaps& maps, Slots* slots,
+                        const Order& order, unsigned* drawn) {
+  using Tile = TilesOf<T, kDim, kDimV>;
   tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
   Phases keys, values;
   Ring<kSlots> slot;
@@ -222,11 +222,11 @@ __device__ void produce(const Tiles<T, kDim, kTilesOfQ<kDim>>& tile, const Atten
   }
 }
 
-template <typename T, int kDim>
+template <typename T, int kDim, int kDimV>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order,
            unsigned* counters) {
-  using Tile = Tiles<T, kDim, kTilesOfQ<kDim>>;
+  using Tile = TilesOf<T, kDim, kDimV>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
   Slots* slots = reinterpret_cast<Slots*>(shared + Tile::kBytes);
@@ -241,22 +241,26 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   registers_up<kMostRegisters>();
-  Consumer<T, kDim>(tile, p, slots).attend(maps);
+  Consumer<T, kDim, kDimV>(tile, p, slots).attend(maps);
 }
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  STD_TORCH_CHECK(p.dim <= 128, "prefill_attention: this kernel takes heads of 64 and 128, got ", p.dim);
-  const auto launch_dim = [&]<int kDim>() {
-    constexpr int kBytes = Consumer<T, kDim>::kBytes;
-    const AttentionMaps maps = make_maps(p, Tiles<T, kDim>::kBlockN);
+  STD_TORCH_CHECK(p.v_dim <= 128, "prefill_attention: this kernel takes v with heads of up to 128, got ", p.v_dim);
+  const auto launch_dims = [&]<int kDim, int kDimV>() {
+    constexpr int kBytes = Consumer<T, kDim, kDimV>::kBytes;
+    const AttentionMaps maps = make_maps(p, TilesOf<T, kDim, kDimV>::kBlockN);
     const Order order = make_order(p, kL2Bytes);
-    const auto kernel = attend<T, kDim>;
+    const auto kernel = attend<T, kDim, kDimV>;
     STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
     kernel<<<blocks, kThreads, kBytes, p.stream>>>(maps, p, order, counters_of(p.stream));
   };
-  p.dim == 64 ? launch_dim.template operator()<64>() : launch_dim.template operator()<128>();  // 256 would spill
+  // Values of 192 or 256 would spill.
+  if (p.dim == 64) launch_dims.template operator()<64, 64>();
+  else if (p.dim == 96) launch_dims.template operator()<96, 96>();
+  else if (p.dim == 128) launch_dims.template operator()<128, 128>();
+  else launch_dims.template operator()<192, 128>();
 }
 
 }  // namespace minfer

@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kThreadsOfBlock, 1)
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  STD_TORCH_CHECK(p.dim <= 128, "prefill_attention: this kernel takes heads of 64 and 128, got ", p.dim);
+  STD_TORCH_CHECK(p.dim == 64 || p.dim == 128, "prefill_attention: this kernel takes heads of 64 and 128, got ", p.dim);
   const auto launch_dim = [&]<int kDim>() {
     constexpr int kBytes = ShortTiles<T, kDim>::kBytes;
     const int log_packed = find_log_packed(p);

@@ -19,7 +19,7 @@ inline int check_heads_box(const HeadsMap& map, const void* box, int x, int head
   const int bytes = map.box_tokens * map.box_heads * 128;
   if (reinterpret_cast<uintptr_t>(box) % 1024) emulator::fail("TMA: a box is at no multiple of 1024 bytes");
   if (!emulator::state.current->block->find(box, bytes)) emulator::fail("TMA: a box is outside shared memory");
-  if (head < 0 || head + map.box_heads > map.heads || batch < 0 || batch >= map.batch || x < 0 || x + 64 > map.dim)
+  if (head < 0 || head + map.box_heads > map.heads || batch < 0 || batch >= map.batch || x < 0 || x >= map.dim)
     emulator::fail("TMA: a box of a head that is not there");
   return bytes;
 }
@@ -30,7 +30,7 @@ void for_heads_pieces(const HeadsMap& map, char* box, int x, int head, int token
   for (int r = 0; r < map.box_tokens * map.box_heads; ++r)
     for (int c = 0; c < 128; c += 16) {
       const int row = token + r / map.box_heads, of = head + r % map.box_heads;
-      const bool inside = row >= 0 && row < map.tokens;
+      const bool inside = row >= 0 && row < map.tokens && x * 2 + c < map.dim * 2;
       char* at = map.begin + batch * map.of_batch + row * map.of_token + of * map.of_head + x * 2 + c;
       f(emulator::swizzled(box + r * 128 + c), inside ? at : nullptr);
     }
@@ -69,7 +69,7 @@ bool make_heads_map(HeadsMap& map, const T* begin, int batch, int tokens, int he
                     int64_t of_token, int64_t of_head, int box_tokens) {
   map = {const_cast<char*>(reinterpret_cast<const char*>(begin)), batch, tokens, heads, dim, box_tokens,
          of_batch * 2, of_token * 2, of_head * 2};
-  return batch > 0 && tokens > 0 && heads > 0 && dim % 64 == 0 && box_tokens > 0 && box_tokens <= 256 &&
+  return batch > 0 && tokens > 0 && heads > 0 && dim % 8 == 0 && box_tokens > 0 && box_tokens <= 256 &&
          of_batch % 8 == 0 && of_token % 8 == 0 && of_head % 8 == 0;
 }
 
