@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 
 from minfer.build import toolchain
-from minfer.functional.best import ladder, table, with_entries
+from minfer.functional.best import ladder, rule_of, table, with_entries
 from minfer.ops import DTYPES, Kernel, Op, Ragged, get
 
 # The ops whose kernels the functions call.
@@ -32,7 +32,7 @@ def choosable(name: str, arch: str) -> list[Kernel]:
         }
         if all(able[each].requires for each in chosen):  # then a function may have to take one that was not measured
             chosen |= {kernel.name for kernel in _up_to_general([*able.values()][::-1])}
-        found |= chosen | {each for each, kernel in able.items() if kernel.preferred}
+        found |= chosen | {each for each, kernel in able.items() if rule_of(kernel, capability)}
     found |= {kernel.name for kernel in with_entries(name, arch)}
     return [kernel for kernel in op.kernels.values() if kernel.name in found]
 

@@ -104,9 +104,12 @@ def chooser(
     return found
 
 
-def rule_of(kernel: Kernel) -> Rule | None:
-    """The rule by which a kernel is preferred."""
-    return getattr(preferred, kernel.preferred) if kernel.preferred else None
+def rule_of(kernel: Kernel, capability: tuple[int, int] | None) -> Rule | None:
+    """The rule by which a kernel is preferred on a GPU of this capability, None for the CPU."""
+    if not kernel.preferred or (kernel.preferred in preferred.HOPPER_ONLY and capability != (9, 0)):
+        return None
+    found: Rule = getattr(preferred, kernel.preferred)
+    return found
 
 
 def with_entries(name: str, arch: str) -> list[Kernel]:
@@ -143,7 +146,7 @@ class Chooser:
         self.axes, self.capability = axes, capability
         self.case = op.case("", dtype, dict.fromkeys(op.axes, 1), params)
         self.ladder = ladder(op, self.case, capability)
-        self.with_preference = [(x, rule) for x in self.ladder if (rule := rule_of(x))]
+        self.with_preference = [(x, rule) for x in self.ladder if (rule := rule_of(x, capability))]
         here = [
             entry
             for entry in entries

@@ -1,7 +1,8 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
-`many_columns` and `one_wave` follow from cold timings of 181 random products of 17 rows or more on an H100. `fitted`,
-`stream_k` and `any_columns` ask the models of `product_times.py`."""
+Times in microseconds are cold, of an H200 unless another GPU is named. `one_wave` follows from 181 random products of 17 rows
+or more on an H100. `fitted`, `stream_k` and `any_columns` ask the models of `product_times.py`. Rules of `HOPPER_ONLY` are of
+kernels that other GPUs run, too, where they were not timed."""
 
 from __future__ import annotations
 
@@ -9,35 +10,46 @@ import math
 from collections.abc import Mapping
 
 from minfer.functional.product_times import MULTIPROCESSORS, fastest
+from minfer.ops.quantised import INT4
 
 SHORT = 512  # the rules say nothing of products with a smaller n or k
+HOPPER_ONLY = {"int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_prompts_of_wide_heads"}
 
 
-def many_columns(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v14_small for a product: if it has 65 to 128 rows and so many columns that v17_one_wave
-    would use its widest slices, of 224 columns, and if these would leave multiprocessors without work. With 111 rows
-    and 32000 columns v14_small is 1.17 times as fast as v17_one_wave."""
-    m, n, k = shape["m"], shape["n"], shape["k"]
+def many_columns(m: int, n: int, k: int) -> bool:
+    """Whether a product has 65 to 128 rows and so many columns that v17_one_wave would use its widest slices, of 224
+    columns, and whether these would leave multiprocessors without work. 71 x 46080 x 3072 in TN takes 83.5 us with
+    v17_one_wave, 76.4 with v18_fitted."""
     if not 64 < m <= 128 or k < SHORT or n <= 112 * MULTIPROCESSORS:
         return False
     waves = math.ceil(n / 224) / MULTIPROCESSORS
     return waves / math.ceil(waves) < 0.9
 
 
+def few_columns(m: int, n: int, k: int) -> bool:
+    """Whether a product has 65 to 128 rows, and so few columns and so long a k that it must be divided. v18_fitted divides it,
+    v17_one_wave does not: 75 x 2048 x 10944 takes 21.5 us with v18_fitted, 30.3 with v17_one_wave."""
+    return 64 < m <= 128 and SHORT <= n <= 4096 and k >= 8192
+
+
 def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v17_one_wave for a product: if it has 17 to 128 rows. At the 64 timed products with so
-    many rows v17_one_wave was 0.6 % slower than the fastest of the older kernels in the geometric mean."""
-    return 16 < shape["m"] <= 128 and min(shape["n"], shape["k"]) >= SHORT
+    """Whether `matmul` takes v17_one_wave for a product: if it has 17 to 128 rows, and v18_fitted is not faster. At the 64
+    timed products with so many rows v17_one_wave was 0.6 % slower than the fastest of the older kernels in the geometric
+    mean."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    return 16 < m <= 128 and min(n, k) >= SHORT and not many_columns(m, n, k) and not few_columns(m, n, k)
 
 
 def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v18_fitted: from 129 rows on where v14_stream_k is not faster, and where n is no multiple of 8,
-    which of the fast kernels only v18_fitted supports. In NN the rows of B are then not aligned either; `matmul` copies B
-    first, where v20_any_columns is not faster."""
+    """Whether `matmul` takes v18_fitted: from 129 rows on where v14_stream_k is not faster; from 65 rows on with `many_columns`
+    or `few_columns`; and where n is no multiple of 8, which of the fast kernels only v18_fitted supports. In NN the rows of B
+    are then not aligned either; `matmul` copies B first, where v20_any_columns is not faster."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     if m == 0 or min(n, k) < SHORT or any_columns(shape, params):
         return False
-    return n % 8 != 0 or (m > 128 and not stream_k(shape, params))
+    if n % 8 != 0 or many_columns(m, n, k) or few_columns(m, n, k):
+        return True
+    return m > 128 and not stream_k(shape, params)
 
 
 def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
@@ -59,6 +71,22 @@ def any_columns(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     return fastest(m, n, k, False) == "v20_any_columns"
 
 
+def int4_of_two_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `quant_gemm` takes v02_gemv: for one or two rows and int4 weights. 1 x 2560 x 9728 takes 14.6 us with it, and
+    27.1 with v07_stream."""
+    return params["format"] in INT4 and 0 < shape["m"] <= 2 and min(shape["n"], shape["k"]) >= SHORT
+
+
+def int4_of_32_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `quant_gemm` takes v03_mma: for up to 32 rows and int4 weights. 4 x 5120 x 25600 takes 36.5 us with it, and 173
+    with v07_stream. The latter is faster where all of its blocks run at once and each has 11 to 14 tiles of 16 rows of W:
+    16 x 28672 x 4096 takes 30.4 us with it, and 34.0 with v03_mma."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    tiles = math.ceil(n / 16) / MULTIPROCESSORS
+    is_one_wave = m <= 16 and k <= 4096 and 10 < tiles <= 14
+    return params["format"] in INT4 and 0 < m <= 32 and min(n, k) >= SHORT and not is_one_wave
+
+
 def more_than_32_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether a product with int4 weights has more than 32 rows: on an H200 723 x 2048 x 8192 took 189 us with v03_mma, the
     nearest shape's kernel."""
@@ -77,7 +105,50 @@ def up_to_128_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     return 0 < shape["m"] <= 128 and min(shape["n"], shape["k"]) >= SHORT
 
 
+def gelu_under_products(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `gemm_bias_gelu` takes v03_pingpong: from 2048 rows on where k is so short that GELU takes much of the time. It
+    runs under the products of the other warpgroup: 3997 x 10944 x 2048 takes 267 us, and 309 with v05_fitted."""
+    return shape["m"] >= 2048 and shape["n"] >= 2048 and SHORT <= shape["k"] <= 2560
+
+
 def any_length(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether n or k is not a multiple of 8, so that some rows do not split into pieces of 16 bytes. Of gemm_bias_gelu's CUDA
     kernels only v04_anywhere takes such products."""
     return shape["n"] % 8 != 0 or shape["k"] % 8 != 0
+
+
+def long_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `layer_norm` takes v03_any_width: for at least 1.5 million elements in rows whose length is no power of 2, to
+    which triton_rows rounds it up. On an H100 5000 x 5120 takes 35.9 us with v03_any_width, 49.4 with triton_rows."""
+    tokens, hidden = shape["tokens"], shape["hidden"]
+    return hidden > 2048 and hidden & (hidden - 1) != 0 and tokens * hidden >= 1_500_000
+
+
+def short_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` takes v03_mma: with heads of 256, or of 192, whose tiles are the same, and up to 64 tokens. 13
+    sequences of 60 tokens take 13.7 us, and 19.7 with v05_pingpong, whose tiles have 128 queries."""
+    return longest(shape) <= 64 and shape["head_dim"] > 128 and "v_dim" not in shape
+
+
+def very_short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` takes v08_compact: up to 64 tokens, and up to 256 of causal prompts. 29 sequences of 18 queries and
+    40 keys take 15.1 us, and 18.5 with v07_short. On an H100 4 x 256 take 19.0 and 21.2 us, 8 x 512 take 61.5 and 57.8."""
+    return longest(shape) <= 64 or (longest(shape) <= 256 and is_prompts(shape, params))
+
+
+def short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` takes v07_short: for causal prompts of 257 to 1024 tokens, or up to 512 where a tile holds one
+    head. 1 x 985 with 16 heads and 8 key-value heads takes 26.2 us, and 27.7 with v06_no_maximum; on an H100 3 x 1111 with 16
+    of each takes 56.2 us, and 51.3 with v06_no_maximum."""
+    most = 512 if shape["heads"] // shape["kv_heads"] % 2 else 1024
+    return 256 < longest(shape) <= most and is_prompts(shape, params)
+
+
+def longest(shape: Mapping[str, int]) -> int:
+    return max(shape["seq_q"], shape["seq_kv"])
+
+
+def is_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether attention is causal, with neither window nor soft cap, and at least half of the keys are new. Other attention
+    was not timed."""
+    return params.get("call", "causal") == "causal" and 2 * shape["seq_q"] >= shape["seq_kv"]

@@ -67,7 +67,7 @@ def outcome(function: Callable[..., chooser.Choice], problem: Mapping[str, Any])
 
 @pytest.mark.parametrize("count", (15, pytest.param(1000, marks=pytest.mark.slow)))
 def test_it_chooses_what_sorting_chooses(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chooser, "rule_of", lambda kernel: None)
+    monkeypatch.setattr(chooser, "rule_of", lambda kernel, capability: None)
     monkeypatch.setattr(chooser, "_choosers", {})
     rng = random.Random(0)
     for name in sorted(chooser.table()):
@@ -88,7 +88,9 @@ def test_a_kernel_with_a_model_of_its_own_is_preferred_where_nothing_was_measure
     )  # k of multiples of 8
     assert chosen(0, 4096, 4096) != "v18_fitted"
     assert chosen(33, 4096, 4104) == chosen(100, 28672, 1024) == "v17_one_wave"
-    assert chosen(100, 32000, 4096) == "v14_small"  # v17 would have a wave of one tenth
+    assert chosen(100, 32000, 4096) == "v18_fitted"  # v17 would have a wave of one tenth
+    assert chosen(100, 2048, 8192) == "v18_fitted"  # it divides k
+    assert chosen(64, 2048, 8192) == chosen(100, 4104, 8192) == chosen(100, 2048, 8184) == "v17_one_wave"
     assert (
         chosen(128, 4096, 4096) != "v18_fitted" and chosen(512, 8448, 4096) != "v18_fitted"
     )  # whole waves of large tiles
@@ -99,6 +101,57 @@ def test_a_kernel_with_a_model_of_its_own_is_preferred_where_nothing_was_measure
     monkeypatch.setattr(chooser, "table", lambda: {"hgemm": [entry]})
     assert chosen(300, 4096, 4096) == "v14_small"  # measured here
     assert chosen(300, 4096, 4096, DEVICES[1]) == chosen(301, 4096, 4096) == "v18_fitted"
+
+
+SHORT_HEADS, WIDE_HEADS = (32, 8, 128), (8, 4, 256)
+INT4 = {"format": "int4_g128", "accumulate": "float32"}
+PROMPTS = {"layout": "padded", "lengths": "full", "lse": "no"}
+
+
+@pytest.mark.parametrize(
+    ("op", "params", "wanted"),
+    [
+        ("quant_gemm", INT4, {(1, 2560, 9728): "v02_gemv", (2, 5120, 25600): "v02_gemv"}),
+        ("quant_gemm", INT4, {(3, 2560, 9728): "v03_mma", (16, 32000, 4096): "v03_mma", (32, 25600, 4096): "v03_mma"}),
+        ("quant_gemm", INT4, {(12, 25600, 4096): "v07_stream", (33, 25600, 4096): "v09_int4_wgmma"}),
+        ("quant_gemm", INT4 | {"format": "int4_g64"}, {(1, 2560, 9728): "v02_gemv", (13, 128256, 3072): "v03_mma"}),
+        ("gemm_bias_gelu", {"layout": "TN"}, {(3997, 10944, 2048): "v03_pingpong", (2048, 2048, 2560): "v03_pingpong"}),
+        ("gemm_bias_gelu", {"layout": "TN"}, {(2047, 10944, 2048): "v05_fitted", (3997, 10944, 2568): "v05_fitted"}),
+        ("layernorm", {}, {(398, 7168): "v03_any_width", (1144, 2560): "v03_any_width", (9000, 4096): "triton_rows"}),
+        ("layernorm", {}, {(100, 7168): "triton_rows", (259, 3072): "triton_rows"}),
+        ("prefill_attention", PROMPTS, {(29, 18, 40, *SHORT_HEADS): "v08_compact", (9, 200, 200, *SHORT_HEADS): "v08_compact"}),
+        ("prefill_attention", PROMPTS, {(1, 985, 985, 16, 8, 128): "v07_short", (1, 300, 300, 16, 16, 64): "v07_short"}),
+        ("prefill_attention", PROMPTS, {(1, 1985, 1985, 16, 8, 128): "v06_no_maximum"}),
+        ("prefill_attention", PROMPTS, {(13, 4, 60, *WIDE_HEADS): "v03_mma", (13, 65, 65, *WIDE_HEADS): "v05_pingpong"}),
+        ("prefill_attention", PROMPTS | {"layout": "packed"}, {(90, 50, 50, *SHORT_HEADS): "v08_compact"}),
+    ],
+)  # fmt: skip
+def test_between_measured_shapes_rules_of_hopper_choose(
+    op: str, params: dict[str, str], wanted: dict[tuple[int, ...], str]
+) -> None:
+    for sizes, kernel in wanted.items():
+        shape = dict(zip(ops.get(op).axes, sizes, strict=False))
+        assert chooser.best(op, "bfloat16", params, shape, (9, 0), DEVICES[0]).kernel == kernel, sizes
+
+
+def test_a_rule_that_was_timed_on_hopper_holds_on_no_other_gpu() -> None:
+    found = {x.preferred: x for x in ops.every_kernel() if x.preferred in chooser.preferred.HOPPER_ONLY}
+    assert found.keys() == chooser.preferred.HOPPER_ONLY
+    for kernel in found.values():
+        assert kernel.builds_for("sm_80") and chooser.rule_of(kernel, (9, 0))
+        assert not any(chooser.rule_of(kernel, each) for each in ((8, 0), (10, 0), None))
+    problem, capabilities = ("layernorm", "bfloat16", {}, {"tokens": 398, "hidden": 7168}), ((9, 0), (8, 0))
+    assert ["by a rule" in chooser.best(*problem, each, "").why for each in capabilities] == [True, False]
+
+
+def test_rules_of_attention_leave_what_was_not_timed() -> None:
+    def chosen(queries: int, keys: int, call: str = "causal") -> str:
+        shape = dict(zip(ops.get("prefill_attention").axes, (4, queries, keys, *SHORT_HEADS), strict=False))
+        problem = ("bfloat16", PROMPTS | {"call": call}, shape, (9, 0), DEVICES[0])
+        return chooser.best("prefill_attention", *problem).why
+
+    assert "by a rule" in chosen(600, 900) and "by a rule" in chosen(100, 200)
+    assert not any("by a rule" in why for why in (chosen(100, 900), chosen(20, 200), chosen(600, 600, "window")))
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

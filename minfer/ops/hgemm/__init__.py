@@ -102,7 +102,7 @@ op.cuda("v08_stream_k.cu", params=FLOAT32, requires=VECTORS)
 op.cuda("v09_a_stationary.cu", params=FLOAT32, requires=VECTORS, deterministic=False)
 for rung in ("v10_wgmma", "v11_specialised", "v12_pingpong", "v13_cooperative"):
     op.cuda(f"{rung}.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
-op.cuda("v14_small.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, preferred="many_columns")
+op.cuda("v14_small.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
 op.cuda("v14_stream_k.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, preferred="stream_k")
 op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8])
 op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128])

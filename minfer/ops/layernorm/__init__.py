@@ -126,7 +126,7 @@ op.torch("torch_compile", compiled(fused), dtypes=ALL)
 op.peer("liger", liger, package="liger_kernel", returns=(0,), dtypes=ALL)
 op.cuda("v01_naive.cu", dtypes=ALL)
 op.cuda("v02_vectors.cu", dtypes=ALL, requires=VECTORS)
-op.cuda("v03_any_width.cu", dtypes=ALL, requires=fits)
+op.cuda("v03_any_width.cu", dtypes=ALL, requires=fits, preferred="long_rows")
 op.triton("triton_rows.py", dtypes=ALL)
 op.cpp("cpu_vectors.cpp", dtypes=ALL)
 op.function(

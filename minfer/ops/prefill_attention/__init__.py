@@ -340,12 +340,18 @@ op = Op(
 baselines.register(op)
 op.cuda("v01_naive.cu")
 op.cuda("v02_flash.cu", requires=heads_of(64, 96, 128, 256, latent=True))
-op.cuda("v03_mma.cu")
+op.cuda("v03_mma.cu", preferred="short_prompts_of_wide_heads")
 op.cuda("v04_wgmma.cu", archs="sm_90a")
 op.cuda("v05_pingpong.cu", archs="sm_90a")
 op.cuda("v06_no_maximum.cu", archs="sm_90a", requires=heads_of(64, 96, 128, latent=True))
-op.cuda("v07_short.cu", archs="sm_90a", requires=heads_of(64, 128))
-op.cuda("v08_compact.cu", archs="sm_90a", requires=heads_of(64, 128), entries=("sinks",))
+op.cuda("v07_short.cu", archs="sm_90a", requires=heads_of(64, 128), preferred="short_prompts")
+op.cuda(
+    "v08_compact.cu",
+    archs="sm_90a",
+    requires=heads_of(64, 128),
+    preferred="very_short_prompts",
+    entries=("sinks",),
+)
 op.triton("triton_flash.py", requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp")
 op.cpp("cpu_blocked.cpp")

@@ -190,8 +190,8 @@ WEIGHTS_ONLY = {"format": (*GGUF, *INT4, "fp8"), **FLOAT32}
 baselines.register(op, whole)
 op.cuda("v01_naive.cu", params=FP32_SUMS, requires=whole)
 op.triton("triton_fused.py", params=WEIGHTS_ONLY, requires=whole_blocks)
-op.cuda("v02_gemv.cu", params=WEIGHTS_ONLY, requires=fits_gemv)
-op.cuda("v03_mma.cu", params=FP32_SUMS, requires=pieces)
+op.cuda("v02_gemv.cu", params=WEIGHTS_ONLY, requires=fits_gemv, preferred="int4_of_two_rows")
+op.cuda("v03_mma.cu", params=FP32_SUMS, requires=pieces, preferred="int4_of_32_rows")
 FP8 = {"format": ("fp8_fp8",)}
 op.cuda("v04_fp8_mma.cu", archs="sm_89+", params=FP8 | FP32_SUMS, requires=VECTORS)
 FAST = FP8 | {"accumulate": ("fast",)}
