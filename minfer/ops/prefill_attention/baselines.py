@@ -241,7 +241,7 @@ def flash_sizes(case: Case) -> str | None:
 
 def cudnn_sizes(case: Case) -> str | None:
     """Why cuDNN cannot run a case. PyTorch 2.11 says "No available kernel" if there is one key."""
-    return "needs seq_kv > 1" if case["seq_kv"] == 1 else full_without_empty_rows(case)
+    return "needs seq_kv > 1" if case["seq_kv"] == 1 else full_if_padded(case) or torch_sizes(case)
 
 
 def register(op: Op) -> None:
