@@ -133,7 +133,7 @@ def short_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, s
 def very_short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `attention` takes v08_compact: up to 64 tokens, and up to 256 of causal prompts. 29 sequences of 18 queries and
     40 keys take 15.1 us, and 18.5 with v07_short. On an H100 4 x 256 take 19.0 and 21.2 us, 8 x 512 take 61.5 and 57.8."""
-    return longest(shape) <= 64 or (longest(shape) <= 256 and is_prompts(shape, params))
+    return longest(shape) <= 64 or (longest(shape) <= 256 and causal_prompts(shape, params))
 
 
 def short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
@@ -141,14 +141,14 @@ def short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     head. 1 x 985 with 16 heads and 8 key-value heads takes 26.2 us, and 27.7 with v06_no_maximum; on an H100 3 x 1111 with 16
     of each takes 56.2 us, and 51.3 with v06_no_maximum."""
     most = 512 if shape["heads"] // shape["kv_heads"] % 2 else 1024
-    return 256 < longest(shape) <= most and is_prompts(shape, params)
+    return 256 < longest(shape) <= most and causal_prompts(shape, params)
 
 
 def longest(shape: Mapping[str, int]) -> int:
     return max(shape["seq_q"], shape["seq_kv"])
 
 
-def is_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+def causal_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether attention is causal, with neither window nor soft cap, and at least half of the keys are new. Other attention
     was not timed."""
     return params.get("call", "causal") == "causal" and 2 * shape["seq_q"] >= shape["seq_kv"]
