@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import batching, rope_memory, scopes, transfer
+from benchmarks import batching, rope_memory, scopes, timelines, transfer
 from benchmarks.scopes import Scope, Trace
 from minfer.analysis import make
 from minfer.analysis.demonstrations import adapting, generated
+from minfer.analysis.demonstrations import timelines as draw
 from minfer.analysis.demonstrations import traces as demonstrations
 from minfer.analysis.demonstrations.traces import Inside
 from minfer.analysis.makers.demonstrations import PAGES
@@ -170,6 +172,29 @@ def searches() -> list[dict]:
     ]
 
 
+def parts() -> list[dict]:
+    """A warpgroup is in its softmax while the other one waits for scores; block 1 of two adds all parts; clusters 0 and 1 help
+    with tile 9, and 0 with tile 8, too. Each scope takes 100 ns."""
+    prefill, decode, product = timelines.TIMELINES
+    rows = []
+
+    def put(timeline: timelines.Timeline, block: int, warp: int, begin: int, *scopes: tuple[str, int]) -> None:
+        about = {"op": timeline.op, "kernel": timeline.kernel, "shape": json.dumps(timeline.shape)} | ABOUT
+        for place, (scope, tile) in enumerate(scopes):
+            at = {"begin": begin + 100.0 * place, "end": begin + 100.0 * (place + 1)}
+            rows.append(about | {"block": block, "warp": warp, "scope": scope, "tile": tile} | at)
+
+    for warp in (0, 4):
+        put(prefill, 0, warp, 50 * warp, *[(scope, 0) for scope in ("turn", "scores", "softmax", "out") * 10])
+    for block in (0, 1):
+        put(decode, block, 0, block, *[(scope, 0) for scope in ("keys", "merge", *["combine"] * (1 + block))])
+    put(product, 0, 0, 0, ("help", 8), ("give", 8), ("help", 9), ("give", 9), ("whole", 0), ("store", 0))
+    put(product, 2, 0, 0, ("help", 9), ("give", 9), ("whole", 1), ("store", 0))
+    for cluster, tile in ((2, 8), (3, 9), (4, 10)):
+        put(product, 2 * cluster, 0, 0, ("whole", cluster), ("own", tile), ("wait", tile), ("add", tile), ("store", 0))
+    return rows
+
+
 def record(tmp_path: Path) -> Path:
     """A repository in which everything was recorded, with empty pages."""
     for kernel in ("v03_one_wave", "triton_autotuned"):
@@ -182,6 +207,7 @@ def record(tmp_path: Path) -> Path:
     pq.write_table(pa.Table.from_pylist(layers()), tmp_path / "rows" / "fusion-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(fused_loops()), tmp_path / "rows" / "llvm-fusion-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(searches()), tmp_path / "rows" / "generate-nvidia-some.parquet")
+    pq.write_table(pa.Table.from_pylist(parts()), tmp_path / "rows" / "timelines-nvidia-some.parquet")
     (tmp_path / "docs").mkdir()
     for name, (page, _) in PAGES.items():
         (tmp_path / "docs" / page).write_text(f"# page\n<!-- {name}:begin -->\n<!-- {name}:end -->\n")
@@ -265,6 +291,35 @@ def test_fused_loops_have_a_line_for_each_number_of_elements(pages: Path) -> Non
     assert "is 2.00 at 1024 elements and 1.67 at 16777216 times as fast as two loops." in text
 
 
+def test_a_timeline_has_a_line_for_each_lane_and_a_table(pages: Path) -> None:
+    lanes = {}
+    for kernel in draw.DRAWN:
+        found = [row for row in parts() if row["kernel"] == kernel]
+        (ax,) = draw.timeline(found, "NVIDIA Some").figure.axes
+        lanes[kernel] = [label.get_text() for label in ax.get_yticklabels()]
+        assert len(ax.patches) == sum(map(len, draw.lanes_of(found).values()))
+    assert lanes == {
+        "v05_pingpong": ["warpgroup 0", "warpgroup 1"],
+        "v03_packed": ["block 0", "block 1"],
+        "v14_stream_k": [
+            "cluster 0 helps 8 and 9", "cluster 1 helps 9", "cluster 2 owns 8", "cluster 3 owns 9"
+        ],
+    }  # fmt: skip
+    assert (
+        "| combine | counts; the last one adds all parts | 3 | 100 | 100 |"
+        in (pages / "decode_attention.md").read_text()
+    )
+    text = (pages / "prefill_attention.md").read_text()
+    assert "![What the two warpgroups of a block of v05_pingpong do when, on NVIDIA Some.](plots/" in text
+
+
+def test_of_ping_pong_the_same_time_of_both_warpgroups_is_drawn() -> None:
+    lanes = draw.lanes_of([row for row in parts() if row["kernel"] == "v05_pingpong"])
+    spans = [(lane[0]["begin"], lane[-1]["end"]) for lane in lanes.values()]
+    assert spans == [(1200.0, 3600.0)] * 2
+    assert [row["scope"] for row in lanes["warpgroup 1"][:3]] == ["softmax", "out", "turn"]
+
+
 def test_where_nothing_was_recorded_the_text_says_so(recorded: Path) -> None:
     (recorded / "rows" / "transfer-nvidia-some.parquet").unlink()
     assert made(recorded) == 0
@@ -292,6 +347,8 @@ def test_the_block_of_median_length_is_shown() -> None:
 
 def test_the_names_of_scopes_are_those_of_the_script() -> None:
     assert demonstrations.ORDER == scopes.NAMES and set(demonstrations.WORDS) == set(scopes.NAMES)
+    for timeline in timelines.TIMELINES:
+        assert set(draw.DRAWN[timeline.kernel].scopes) >= set(timeline.scopes) - {"store"}
     assert set(demonstrations.LINES) <= {mode.name for mode in transfer.MODES}
 
 
