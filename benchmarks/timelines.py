@@ -2,20 +2,18 @@
 
     uv run python benchmarks/timelines.py      # about three minutes; writes benchmarks/results/timelines-<device>.parquet
 
-In v05_pingpong of prefill_attention, v03_packed of decode_attention and v14_stream_k of hgemm, comments that begin with `//@`
-and end with `;` mark scopes. Here each kernel is compiled a second time with these comments as code, so that its own machine
-code and its fingerprint know nothing of them. A row is a scope of a warp, in nanoseconds since the first block of the launch
-began: a block's start is by the GPU's clock, all else by the cycles of its multiprocessor. What is recorded is the last of many
-calls, whose operands come from memory.
+Comments of these kernels that begin with `//@` and end with `;` mark scopes. Here each kernel is compiled a second time with
+these comments as code, so that its own machine code and its fingerprint know nothing of them. A row is a scope of a warp, in
+nanoseconds since the first block of the launch began. What is recorded is the last of many calls, whose operands come from
+memory.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +27,14 @@ from minfer.bench import device as devices
 from minfer.bench.operands import Operands
 from minfer.ops import Case, Kernel
 
-BLOCKS, TRACKS, SLOTS = 256, 16, 1024  # at most, in a buffer of stamps
+BUFFER = (256, 16, 1024, 3)  # blocks, tracks and slots at most, as `minfer/cuda/scopes.cuh` says
 MARK = re.compile(r"//@ (?=.*;$)", re.MULTILINE)
 BEFORE = """\
 #include "cuda/counters.cuh"
 #include "cuda/scopes.cuh"
 namespace minfer {
 enum TimelineScope { %s, kScopes };
-struct Timeline { ScopeBuffer scopes; };
-__device__ Timeline timeline;
+__device__ struct Timeline { ScopeBuffer scopes; } timeline;
 static __global__ void move_stamps(ScopeBuffer from, int64_t* to, int words) {
   if (blockIdx.x + threadIdx.x == 0) timeline.scopes = from;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += gridDim.x * blockDim.x)
@@ -57,35 +54,30 @@ MINFER_OP(%s_stamps, "(Tensor(a!) to) -> ()")
 
 @dataclass(frozen=True)
 class Timeline:
-    """A case, the scopes that its kernel marks, and the blocks, of so many, and warps that are kept. A mark of scope s plus
-    `kScopes` times n is of the tile n."""
+    """A case, the scopes that its kernel marks, and whether those of a block and warp are kept, of so many blocks."""
 
-    op: str
-    kernel: str
-    shape: Mapping[str, int]
-    scopes: tuple[str, ...]
-    blocks: Callable[[int], Collection[int]]
-    warps: tuple[int, ...] = (0,)
-    params: Mapping[str, str] | None = None
-
-    @property
-    def case(self) -> Case:
-        return ops.get(self.op).case(self.kernel, "bfloat16", self.shape, self.params)
+    case: Case
+    scopes: tuple[str, ...]  # a mark of scope s plus `kScopes` times n is of tile n
+    keep: Callable[[int, int, int], bool]
 
 
-HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+def case(op: str, kernel: str, sizes: str, **params: str) -> Case:
+    shape = dict(zip(ops.get(op).axes, map(int, sizes.split()), strict=True))
+    return ops.get(op).case(kernel, "bfloat16", shape, params)
+
+
 TIMELINES = (
     Timeline(
-        "prefill_attention", "v05_pingpong", {"batch": 1, "seq_q": 2048, "seq_kv": 2048, **HEADS},
-        ("turn", "scores", "softmax", "out", "store"), lambda _: [0], warps=(0, 4), params={"call": "full"},
+        case("prefill_attention", "v05_pingpong", "1 2048 2048 32 8 128", call="full"),
+        ("turn", "scores", "softmax", "out"), lambda block, warp, _: block == 0 and warp in (0, 4),
     ),
     Timeline(
-        "decode_attention", "v03_packed", {"batch": 1, "new": 1, "longest": 8192, **HEADS},
-        ("keys", "merge", "combine"), lambda blocks: range(blocks // HEADS["kv_heads"]),  # those of one head
+        case("decode_attention", "v03_packed", "1 1 8192 32 8 128"),
+        ("keys", "merge", "combine"), lambda block, warp, blocks: 8 * block < blocks and warp == 0,  # of one head of 8
     ),
     Timeline(
-        "hgemm", "v14_stream_k", {"m": 2560, "n": 2560, "k": 4096},
-        ("whole", "help", "give", "own", "wait", "add", "store"), lambda blocks: range(0, blocks, 2),  # one of a cluster
+        case("hgemm", "v14_stream_k", "2560 2560 4096"),
+        ("whole", "help", "give", "own", "wait", "add"), lambda block, warp, _: block % 2 == warp == 0,  # of a cluster
     ),
 )  # fmt: skip
 
@@ -93,7 +85,7 @@ TIMELINES = (
 def with_scopes(timeline: Timeline, folder: Path) -> Kernel:
     """The kernel with its scopes as code, written into a folder. Its second op, `<symbol>_stamps`, moves the stamps into a
     tensor; the first call makes room for as much."""
-    kernel = ops.get(timeline.op).kernels[timeline.kernel]
+    kernel = ops.get(timeline.case.op).kernels[timeline.case.kernel]
     named = replace(kernel, name=f"{kernel.name}_scopes", source=folder / f"{kernel.name}_scopes.cu")
     text = MARK.sub("", kernel.source.read_text()).replace(kernel.symbol, named.symbol)
     enumerators = ", ".join(f"k{scope.capitalize()}" for scope in timeline.scopes)
@@ -104,62 +96,53 @@ def with_scopes(timeline: Timeline, folder: Path) -> Kernel:
 def rows_of(timeline: Timeline, stamps: Any, mhz: float) -> list[dict[str, Any]]:
     """A row for each scope that is kept of what a launch stamped."""
     trace, case = stamped(stamps, timeline.scopes), timeline.case
-    about = {"op": case.op, "kernel": case.kernel, "dtype": case.dtype, "sm_mhz": mhz}
-    about |= {"shape": json.dumps(dict(case.shape)), "params": json.dumps(dict(case.params))}
-    kept = timeline.blocks(len(trace.starts))
-    return [
-        about | {"block": each.block, "warp": each.warp, "scope": each.name, "tile": each.tile}
-        | {name: trace.starts[each.block] + 1e3 * cycle / mhz for name, cycle in (("begin", each.begin), ("end", each.end))}
-        for each in trace.scopes
-        if each.block in kept and each.warp in timeline.warps
-    ]  # fmt: skip
+    about = {"op": case.op, "kernel": case.kernel, "dtype": case.dtype, "shape": case.shape_name, "sm_mhz": mhz}
+    rows = []
+    for each in trace.scopes:
+        if timeline.keep(each.block, each.warp, len(trace.starts)):
+            begin, end = (trace.starts[each.block] + 1e3 * cycle / mhz for cycle in (each.begin, each.end))
+            which = {"block": each.block, "warp": each.warp, "scope": each.name, "tile": each.tile}
+            rows.append(about | which | {"begin": begin, "end": end})
+    return rows
 
 
 def record(timeline: Timeline, folder: Path, device: torch.device) -> list[dict[str, Any]]:
     """The rows of the last of many calls. Raises RuntimeError if the kernel computes something else with its scopes."""
-    op, case, kernel = ops.get(timeline.op), timeline.case, with_scopes(timeline, folder)
-    operands = Operands(op, case, 0, "normal", device)
+    case, arch = timeline.case, devices.arch(device)
+    op, kernel = ops.get(case.op), with_scopes(timeline, folder)
+    operands, function = Operands(op, case, 0, "normal", device), build.function(kernel, arch)
+    build.function(op.kernels[case.kernel], arch)(*operands.arguments, **op.call(case))
     out = next(iter(operands.named("out").values()))
-    build.function(op.kernels[timeline.kernel], devices.arch(device))(*operands.arguments, **op.call(case))
     right = out.clone()
-    call = build.function(kernel, devices.arch(device))
     stamps = getattr(torch.ops.minfer, f"{kernel.symbol}_stamps")
-    unused, first, last = (torch.zeros(BLOCKS, TRACKS, SLOTS, 3, dtype=torch.int64, device=device) for _ in range(3))
+    first, last = (torch.empty(BUFFER, dtype=torch.int64, device=device) for _ in range(2))
     others = torch.zeros(1 << 28, dtype=torch.uint8, device=device)  # more than an L2 has
-    stamps(unused)
-    for launch in range(LAUNCHES + 2):
-        if launch > LAUNCHES:
-            stamps(unused)
-            others.sum()
-        call(*operands.arguments, **op.call(case))
-        if launch in (1, LAUNCHES + 1):  # the first launch of all loads the kernel
-            stamps(first if launch == 1 else last)
+    stamps(first)
+    for launch in range(LAUNCHES):
+        function(*operands.arguments, **op.call(case))
+        if launch == 1:  # the first one loads the kernel
+            stamps(first)
+    stamps(last)
+    others.sum()
+    function(*operands.arguments, **op.call(case))
+    stamps(last)
     if not torch.allclose(out.float(), right.float(), rtol=2e-2, atol=2e-2):
-        raise RuntimeError(f"{timeline.kernel} with scopes computes something else")
-    launched = last.cpu().numpy()
-    rows = rows_of(timeline, launched, megahertz(first.cpu().numpy(), launched))
+        raise RuntimeError(f"{case.kernel} with scopes computes something else")
+    rows = rows_of(timeline, last.cpu().numpy(), megahertz(first.cpu().numpy(), last.cpu().numpy()))
     if missing := set(timeline.scopes) - {row["scope"] for row in rows}:
-        raise RuntimeError(
-            f"{timeline.kernel} has no scope {min(missing)} on this GPU: choose another shape in TIMELINES"
-        )
+        raise RuntimeError(f"{case.kernel} has no scope {min(missing)} on this GPU: choose another shape in TIMELINES")
     return rows
 
 
-def main() -> int:
+def main() -> None:
     if why := devices.no_gpu():
         sys.exit(f"timelines.py needs a Hopper GPU: {why}")
     device = devices.pick("cuda")
     if devices.arch(device) != "sm_90a":
         sys.exit(f"timelines.py needs a Hopper GPU (sm_90a), and this one is {devices.arch(device)}")
-    rows = []
     with tempfile.TemporaryDirectory(prefix="minfer-timelines-") as folder:
-        for timeline in TIMELINES:
-            found = record(timeline, Path(folder), device)
-            print(f"{timeline.kernel}: {len(found)} scopes")
-            rows += found
-    write("timelines", rows, device)
-    return 0
+        write("timelines", [row for timeline in TIMELINES for row in record(timeline, Path(folder), device)], device)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

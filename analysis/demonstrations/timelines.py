@@ -1,115 +1,74 @@
-"""Pictures and tables of what `benchmarks/timelines.py` records: when warps of a kernel are in which part of their work."""
+"""Pictures of what `benchmarks/timelines.py` records: when warps of a kernel are in which part of their work."""
 
 from __future__ import annotations
-
-import json
-from dataclasses import dataclass
-from statistics import median
 
 from matplotlib.patches import Patch
 
 from minfer.analysis.plots.every_op import Picture, rungs
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, title
-from minfer.analysis.tables.markdown import escape, table_lines
 from minfer.rows.store import Row
 
 LANE = 0.3  # inches
-STEPS = range(3, 9)  # of a warpgroup's turns, those that are drawn
+FIRST, LAST = 3, 9  # turns of a warpgroup: what is drawn is between them
 LEGIBLE = 0.05  # of the width: a scope that is shorter has no number
-Lanes = dict[str, list[Row]]
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """What is drawn of a kernel: each scope's colour, by its field in the theme, and what happens in it."""
-
-    what: str
-    scopes: dict[str, tuple[str, str]]
-
-
+# What is drawn of a kernel, and of each scope its colour in the theme and what happens in it.
 DRAWN = {
-    "v05_pingpong": Drawn(
-        "the two warpgroups of a block",
-        {
-            "turn": ("muted", "waits for its turn"),
-            "scores": ("ours", "q kᵀ, until the scores are there"),
-            "softmax": ("torch", "exponentials, sums, rounding"),
-            "out": ("pale", "waits for the rest of p v"),
-            "store": ("others", "stores out"),
-        },
-    ),
-    "v03_packed": Drawn(
-        "the blocks of a key-value head",
-        {
-            "keys": ("ours", "attends to the keys of its part"),
-            "merge": ("others", "adds up its warps, writes the part"),
-            "combine": ("torch", "counts; the last one adds all parts"),
-        },
-    ),
-    "v14_stream_k": Drawn(
-        "some clusters that share tiles",
-        {
-            "whole": ("others", "multiplies a whole tile"),
-            "own": ("ours", "multiplies the first steps of its own"),
-            "help": ("pale", "multiplies steps of another's tile"),
-            "give": ("rungs", "writes these sums to memory"),
-            "wait": ("muted", "waits for sums"),
-            "add": ("torch", "adds them"),
-        },
-    ),
-}
+    "v05_pingpong": ("the two warpgroups of a block", {
+        "turn": ("muted", "waits for its turn"), "scores": ("ours", "q kᵀ, until the scores are there"),
+        "softmax": ("torch", "exponentials, sums, rounding"), "out": ("pale", "waits for the rest of p v"),
+    }),
+    "v03_packed": ("the blocks of a key-value head", {
+        "keys": ("ours", "attends to the keys of its part"), "merge": ("others", "adds up its warps, writes the part"),
+        "combine": ("torch", "counts; the last one adds all parts"),
+    }),
+    "v14_stream_k": ("some clusters that share tiles", {
+        "whole": ("others", "multiplies a whole tile"), "own": ("ours", "multiplies the first steps of its own"),
+        "help": ("pale", "multiplies steps of another's tile"), "give": ("rungs", "writes these sums to memory"),
+        "wait": ("muted", "waits for sums"), "add": ("torch", "adds them"),
+    }),
+}  # fmt: skip
+Lanes = dict[str, list[Row]]
 
 
 def lanes_of(rows: list[Row]) -> Lanes:
     """The scopes that are drawn, by the name of their line."""
     kernel, found = rows[0]["kernel"], dict[int, list[Row]]()
     for row in sorted(rows, key=lambda row: (row["block"], row["warp"], row["begin"])):
-        if row["scope"] in DRAWN[kernel].scopes:
-            found.setdefault(row["warp"] if kernel == "v05_pingpong" else row["block"], []).append(row)
-    if kernel == "v03_packed":
-        return {f"block {block}": lane for block, lane in found.items()}
+        if row["scope"] in DRAWN[kernel][1]:
+            found.setdefault(row["warp"] // 4 if kernel == "v05_pingpong" else row["block"], []).append(row)
     if kernel == "v14_stream_k":
         return sharing(found)
-    turns = [row["begin"] for row in next(iter(found.values())) if row["scope"] == "turn"]
-    begin, end = turns[min(STEPS.start, len(turns) - 1)], turns[min(STEPS.stop, len(turns) - 1)]
-    within = {warp: [row for row in lane if begin < row["end"] and row["begin"] < end] for warp, lane in found.items()}
-    cut = [
-        [row | {"begin": max(begin, row["begin"]), "end": min(end, row["end"])} for row in lane]
-        for lane in within.values()
-    ]
-    return {f"warpgroup {number}": lane for number, lane in enumerate(cut)}
+    if kernel == "v03_packed":
+        return {f"block {block}": lane for block, lane in found.items()}
+    begin, *_, end = [row["begin"] for row in found[0] if row["scope"] == "turn"][FIRST : LAST + 1]
+    return {
+        f"warpgroup {number}": [row for row in lane if begin <= row["begin"] and row["end"] <= end]
+        for number, lane in found.items()
+    }
 
 
 def sharing(blocks: dict[int, list[Row]]) -> Lanes:
-    """The helpers of the first tile that has two of them, or else of any, and the owners of all tiles that these help with."""
-    tiles = {block: [row["tile"] for row in lane if row["scope"] == "give"] for block, lane in blocks.items()}
-    helpers: dict[int, list[int]] = {}
-    for block, given in tiles.items():
-        for tile in given:
-            helpers.setdefault(tile, []).append(block)
-    first = max(sorted(helpers), key=lambda tile: min(2, len(helpers[tile])), default=-1)
-    helping = helpers.get(first, [])
-    wanted = {tile for block in helping for tile in tiles[block]}
-    owners = {
-        row["tile"]: block
-        for block, lane in blocks.items()
-        for row in lane
-        if row["scope"] == "own" and row["tile"] in wanted
-    }
-    lanes = {f"cluster {block // 2} helps {' and '.join(map(str, tiles[block]))}": blocks[block] for block in helping}
-    return lanes | {f"cluster {owners[tile] // 2} owns {tile}": blocks[owners[tile]] for tile in sorted(owners)}
+    """The first two helpers, and the owners of the tiles that they help with."""
+
+    def tiles(block: int, scope: str) -> list[int]:
+        return [row["tile"] for row in blocks[block] if row["scope"] == scope]
+
+    helpers = [block for block in blocks if tiles(block, "give")][:2]
+    given = {tile for block in helpers for tile in tiles(block, "give")}
+    owners = [block for block in blocks if given & {*tiles(block, "own")}]
+    named = [(block, "helps", "give") for block in helpers] + [(block, "owns", "own") for block in owners]
+    return {f"cluster {b // 2} {does} {' and '.join(map(str, tiles(b, scope)))}": blocks[b] for b, does, scope in named}
 
 
 def timeline(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
     """What the lanes of a kernel do when."""
     kernel, lanes = rows[0]["kernel"], lanes_of(rows)
-    drawn, (ax,) = figure([0.2 + LANE * len(lanes)], right=0.96)
-    scopes = DRAWN[kernel].scopes
-    colors = {
-        name: theme.rungs[0] if field == "rungs" else getattr(theme, field) for name, (field, _) in scopes.items()
-    }
+    what, scopes = DRAWN[kernel]
+    height = 0.2 + LANE * len(lanes)
+    drawn, (ax,) = figure([height], right=0.96)
+    colors = {name: theme.rungs[0] if of == "rungs" else getattr(theme, of) for name, (of, _) in scopes.items()}
     zero = min(row["begin"] for lane in lanes.values() for row in lane)
-    width = max(row["end"] for lane in lanes.values() for row in lane) - zero
+    width = max(row["end"] - zero for lane in lanes.values() for row in lane)
     for line, lane in enumerate(lanes.values()):
         for row in lane:
             begin, long = (row["begin"] - zero) * 1e-3, (row["end"] - row["begin"]) * 1e-3
@@ -120,26 +79,12 @@ def timeline(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
                     begin + long / 2, line, f"tile {row['tile']}", ha="center", va="center", fontsize=SMALL, color=ink
                 )
     rungs(ax, list(lanes))
-    ax.set_xlim(0, 1.01 * width * 1e-3)
+    ax.set_xlim(0, 1.01e-3 * width)
     ax.set_xlabel("microseconds")
-    patches = [Patch(color=colors[name], label=f"{name}: {about}") for name, (_, about) in scopes.items()]
-    below = -38 / 72 / (0.2 + LANE * len(lanes))  # of the height of the axes
     ax.legend(
-        handles=patches, loc="upper left", bbox_to_anchor=(-0.01, below), ncols=2 if len(patches) < 4 else 3,
+        handles=[Patch(color=colors[name], label=f"{name}: {about}") for name, (_, about) in scopes.items()],
+        loc="upper left", bbox_to_anchor=(-0.01, -38 / 72 / height), ncols=3 if len(scopes) > 3 else 2,
         frameon=False, fontsize=SMALL, borderpad=0, handlelength=1, columnspacing=1.5,
     )  # fmt: skip
-    title(ax, f"{kernel} on {device}", f"{rows[0]['op']} · {sizes(rows[0])} · {DRAWN[kernel].what}")
-    return Picture(drawn, f"What {DRAWN[kernel].what} of {kernel} do when, on {device}.")
-
-
-def sizes(row: Row) -> str:
-    return ", ".join(f"{axis}={size}" for axis, size in json.loads(row["shape"]).items())
-
-
-def timeline_lines(rows: list[Row]) -> list[str]:
-    """A table: how often each scope was recorded, and how long it took."""
-    body = []
-    for name, (_, about) in DRAWN[rows[0]["kernel"]].scopes.items():
-        if long := [row["end"] - row["begin"] for row in rows if row["scope"] == name]:
-            body.append([name, escape(about), str(len(long)), f"{median(long):.0f}", f"{max(long):.0f}"])
-    return table_lines(["Scope", "What", "Times", "Median (ns)", "Longest (ns)"], [":--", ":--", *["--:"] * 3], body)
+    title(ax, f"{kernel} on {device}", f"{rows[0]['op']} · {rows[0]['shape']} · {what}")
+    return Picture(drawn, f"What {what} of {kernel} do when, on {device}.")

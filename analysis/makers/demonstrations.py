@@ -32,11 +32,8 @@ COMMAND = "python analysis/make.py demonstrations"
 # What is drawn and told: the page, and the script that records it.
 SCOPES, TRANSFER, MEMORY = "gemm-bias-relu-scopes", "transfer", "rope-memory"
 BATCHING, SPECIALISE, FUSION, LOOPS, GENERATE = "batching", "specialise", "fusion", "llvm-fusion", "generate"
-TIMELINES = {  # the kernel of each
-    "pingpong-timeline": "v05_pingpong",
-    "split-timeline": "v03_packed",
-    "stream-k-timeline": "v14_stream_k",
-}
+PINGPONG, SPLIT, STREAM_K = "pingpong-timeline", "split-timeline", "stream-k-timeline"
+TIMELINES = {PINGPONG: "v05_pingpong", SPLIT: "v03_packed", STREAM_K: "v14_stream_k"}
 PAGES = {
     SCOPES: ("gemm_bias_relu.md", "benchmarks/scopes.py"),
     TRANSFER: ("transfer.md", "benchmarks/transfer.py"),
@@ -46,9 +43,9 @@ PAGES = {
     FUSION: ("fusion.md", "benchmarks/fusion.py --write"),
     LOOPS: ("llvm_fusion.md", "examples/llvm_fusion.py --write ."),
     GENERATE: ("board.md", "examples/generate_kernels.py softmax silu_mul --compare --write ."),
-    "pingpong-timeline": ("prefill_attention.md", "benchmarks/timelines.py"),
-    "split-timeline": ("decode_attention.md", "benchmarks/timelines.py"),
-    "stream-k-timeline": ("hgemm.md", "benchmarks/timelines.py"),
+    PINGPONG: ("prefill_attention.md", "benchmarks/timelines.py"),
+    SPLIT: ("decode_attention.md", "benchmarks/timelines.py"),
+    STREAM_K: ("hgemm.md", "benchmarks/timelines.py"),
 }
 PARQUET = {
     "transfer": ("mode", "tokens", "layers", "bytes", "ms", "host_ms", "device"),
@@ -142,7 +139,7 @@ def write(_: pa.Table, options: Options) -> list[str]:
         add(LOOPS, found[0], partial(loops.loops, found), loops.loop_lines(found))
     for recorded, (name, kernel) in itertools.product(rows["timelines"], TIMELINES.items()):
         if found := [row for row in recorded if row["kernel"] == kernel]:
-            add(name, found[0], partial(timelines.timeline, found), timelines.timeline_lines(found))
+            add(name, found[0], partial(timelines.timeline, found), [])
     for found in rows[GENERATE]:
         add(GENERATE, found[0], partial(generated.generated, found), generated.generated_lines(found))
 

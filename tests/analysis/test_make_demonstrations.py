@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from pathlib import Path
 
@@ -173,25 +172,18 @@ def searches() -> list[dict]:
 
 
 def parts() -> list[dict]:
-    """A warpgroup is in its softmax while the other one waits for scores; block 1 of two adds all parts; clusters 0 and 1 help
-    with tile 9, and 0 with tile 8, too. Each scope takes 100 ns."""
-    prefill, decode, product = timelines.TIMELINES
+    """Scopes of 100 ns. Warpgroup 1 is two scopes behind the other; cluster 0 helps with the tiles 8 and 9, and 1 with 9."""
+    lanes = [(0, 0, warp, "turn scores softmax out " * 10) for warp in (0, 4)]
+    lanes += [(1, block, 0, "keys merge combine") for block in (0, 1)]
+    lanes += [(2, 0, 0, "help-8 give-8 help-9 give-9 whole-0"), (2, 2, 0, "help-9 give-9 whole-1")]
+    lanes += [(2, 2 * tile, 0, f"whole-2 own-{tile} wait-{tile} add-{tile}") for tile in (8, 9, 10)]
     rows = []
-
-    def put(timeline: timelines.Timeline, block: int, warp: int, begin: int, *scopes: tuple[str, int]) -> None:
-        about = {"op": timeline.op, "kernel": timeline.kernel, "shape": json.dumps(timeline.shape)} | ABOUT
-        for place, (scope, tile) in enumerate(scopes):
-            at = {"begin": begin + 100.0 * place, "end": begin + 100.0 * (place + 1)}
-            rows.append(about | {"block": block, "warp": warp, "scope": scope, "tile": tile} | at)
-
-    for warp in (0, 4):
-        put(prefill, 0, warp, 50 * warp, *[(scope, 0) for scope in ("turn", "scores", "softmax", "out") * 10])
-    for block in (0, 1):
-        put(decode, block, 0, block, *[(scope, 0) for scope in ("keys", "merge", *["combine"] * (1 + block))])
-    put(product, 0, 0, 0, ("help", 8), ("give", 8), ("help", 9), ("give", 9), ("whole", 0), ("store", 0))
-    put(product, 2, 0, 0, ("help", 9), ("give", 9), ("whole", 1), ("store", 0))
-    for cluster, tile in ((2, 8), (3, 9), (4, 10)):
-        put(product, 2 * cluster, 0, 0, ("whole", cluster), ("own", tile), ("wait", tile), ("add", tile), ("store", 0))
+    for number, block, warp, names in lanes:
+        case = timelines.TIMELINES[number].case
+        about = {"op": case.op, "kernel": case.kernel, "shape": case.shape_name, "block": block, "warp": warp} | ABOUT
+        for place, (name, _, tile) in enumerate(scope.partition("-") for scope in names.split()):
+            begin = 100.0 * place + 50 * warp
+            rows.append(about | {"scope": name, "tile": int(tile or 0), "begin": begin, "end": begin + 100})
     return rows
 
 
@@ -291,33 +283,18 @@ def test_fused_loops_have_a_line_for_each_number_of_elements(pages: Path) -> Non
     assert "is 2.00 at 1024 elements and 1.67 at 16777216 times as fast as two loops." in text
 
 
-def test_a_timeline_has_a_line_for_each_lane_and_a_table(pages: Path) -> None:
+def test_a_timeline_has_a_line_for_each_lane() -> None:
     lanes = {}
     for kernel in draw.DRAWN:
         found = [row for row in parts() if row["kernel"] == kernel]
         (ax,) = draw.timeline(found, "NVIDIA Some").figure.axes
-        lanes[kernel] = [label.get_text() for label in ax.get_yticklabels()]
+        lanes[kernel] = {label.get_text() for label in ax.get_yticklabels()}
         assert len(ax.patches) == sum(map(len, draw.lanes_of(found).values()))
-    assert lanes == {
-        "v05_pingpong": ["warpgroup 0", "warpgroup 1"],
-        "v03_packed": ["block 0", "block 1"],
-        "v14_stream_k": [
-            "cluster 0 helps 8 and 9", "cluster 1 helps 9", "cluster 2 owns 8", "cluster 3 owns 9"
-        ],
-    }  # fmt: skip
-    assert (
-        "| combine | counts; the last one adds all parts | 3 | 100 | 100 |"
-        in (pages / "decode_attention.md").read_text()
-    )
-    text = (pages / "prefill_attention.md").read_text()
-    assert "![What the two warpgroups of a block of v05_pingpong do when, on NVIDIA Some.](plots/" in text
-
-
-def test_of_ping_pong_the_same_time_of_both_warpgroups_is_drawn() -> None:
-    lanes = draw.lanes_of([row for row in parts() if row["kernel"] == "v05_pingpong"])
-    spans = [(lane[0]["begin"], lane[-1]["end"]) for lane in lanes.values()]
-    assert spans == [(1200.0, 3600.0)] * 2
-    assert [row["scope"] for row in lanes["warpgroup 1"][:3]] == ["softmax", "out", "turn"]
+    sharing = {"cluster 0 helps 8 and 9", "cluster 1 helps 9", "cluster 8 owns 8", "cluster 9 owns 9"}
+    assert [*lanes.values()] == [{"warpgroup 0", "warpgroup 1"}, {"block 0", "block 1"}, sharing]
+    both = draw.lanes_of([row for row in parts() if row["kernel"] == "v05_pingpong"]).values()
+    ends = [(lane[0]["scope"], lane[0]["begin"], lane[-1]["end"]) for lane in both]
+    assert ends == [("turn", 1200.0, 3600.0), ("softmax", 1200.0, 3600.0)]
 
 
 def test_where_nothing_was_recorded_the_text_says_so(recorded: Path) -> None:
@@ -347,8 +324,7 @@ def test_the_block_of_median_length_is_shown() -> None:
 
 def test_the_names_of_scopes_are_those_of_the_script() -> None:
     assert demonstrations.ORDER == scopes.NAMES and set(demonstrations.WORDS) == set(scopes.NAMES)
-    for timeline in timelines.TIMELINES:
-        assert set(draw.DRAWN[timeline.kernel].scopes) >= set(timeline.scopes) - {"store"}
+    assert all(set(draw.DRAWN[each.case.kernel][1]) == set(each.scopes) for each in timelines.TIMELINES)
     assert set(demonstrations.LINES) <= {mode.name for mode in transfer.MODES}
 
 

@@ -201,9 +201,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           });
           sums.take(g, tiles.origin_of(tile));
         });
-    //@ scopes.begin();
     sums.finish(stages, maps);
-    //@ scopes.end(kStore);
   }
   cluster_sync_relaxed();  // no block ends while another arrives at its barriers
 }

@@ -76,9 +76,8 @@ struct Pingpong {
       barrier_wait(tile.full_q, parity_of_q);
       parity_of_q ^= 1;
       barrier_wait(tile.full_k + keys.stage, keys.parity);
-      //@ scopes.begin();
       begin_turn();
-      //@ scopes.end(kTurn), scopes.begin();
+      //@ scopes.begin();
       rows.start_scores(scores, keys.stage);
       end_turn();
       finish_scores<0>(scores, w, w.blocks - 1, rescale);
@@ -107,17 +106,12 @@ struct Pingpong {
       }
       rows.release(tile.empty_q);
       wait_values(w, 0);
-      //@ scopes.begin();
       begin_turn();
-      //@ scopes.end(kTurn), scopes.begin();
       rows.start_out(exponentials, values.stage);
       end_turn();
       finish_out();
-      //@ scopes.end(kOut);
     }
-    //@ scopes.begin();
     rows.store(maps, w);
-    //@ scopes.end(kStore);
   }
 };
 
