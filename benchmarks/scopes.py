@@ -67,8 +67,7 @@ class Trace:
 
 
 def stamped(buffer: np.ndarray[Any, Any], names: Sequence[str] = NAMES) -> Trace:
-    """What a kernel stamped into (blocks, tracks, slots, 3) of int64, as `minfer/cuda/scopes.cuh` says. A scope's number is its
-    place among `names`, plus their count for each tile before its own."""
+    """What a kernel stamped into (blocks, tracks, slots, 3) of int64, as `minfer/cuda/scopes.cuh` says."""
     began = buffer[:, :, 0, :]
     used = {block: np.flatnonzero(began[block, :, 1]) for block in np.flatnonzero(began[:, :, 1].any(axis=1))}
     first = min((int(began[block, tracks, 0].min()) for block, tracks in used.items()), default=0)
@@ -79,7 +78,7 @@ def stamped(buffer: np.ndarray[Any, Any], names: Sequence[str] = NAMES) -> Trace
         for track in tracks:
             for scope, begin, end in buffer[block, track, 1:].tolist():
                 if scope:
-                    tile, name = divmod(scope - 1, len(names))
+                    tile, name = divmod(scope - 1, len(names))  # the scopes of a tile follow those of the one before
                     scopes.append(Scope(names[name], int(block), int(track), begin - zero, end - zero, tile))
     return Trace(scopes, starts)
 

@@ -2,10 +2,8 @@
 
     uv run python benchmarks/timelines.py      # about three minutes; writes benchmarks/results/timelines-<device>.parquet
 
-Comments of these kernels that begin with `//@` and end with `;` mark scopes. Here each kernel is compiled a second time with
-these comments as code, so that its own machine code and its fingerprint know nothing of them. A row is a scope of a warp, in
-nanoseconds since the first block of the launch began. What is recorded is the last of many calls, whose operands come from
-memory.
+Comments of these kernels that begin with `//@` and end with `;` mark scopes; here they are compiled as code. A row is a scope of
+a warp in the last of many launches, whose operands come from memory, in nanoseconds since its first block began.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ from minfer.bench import device as devices
 from minfer.bench.operands import Operands
 from minfer.ops import Case, Kernel
 
-BUFFER = (256, 16, 1024, 3)  # blocks, tracks and slots at most, as `minfer/cuda/scopes.cuh` says
-MARK = re.compile(r"//@ (?=.*;$)", re.MULTILINE)
 BEFORE = """\
 #include "cuda/counters.cuh"
 #include "cuda/scopes.cuh"
@@ -67,18 +63,12 @@ def case(op: str, kernel: str, sizes: str, **params: str) -> Case:
 
 
 TIMELINES = (
-    Timeline(
-        case("prefill_attention", "v05_pingpong", "1 2048 2048 32 8 128", call="full"),
-        ("turn", "scores", "softmax", "out"), lambda block, warp, _: block == 0 and warp in (0, 4),
-    ),
-    Timeline(
-        case("decode_attention", "v03_packed", "1 1 8192 32 8 128"),
-        ("keys", "merge", "combine"), lambda block, warp, blocks: 8 * block < blocks and warp == 0,  # of one head of 8
-    ),
-    Timeline(
-        case("hgemm", "v14_stream_k", "2560 2560 4096"),
-        ("whole", "help", "give", "own", "wait", "add"), lambda block, warp, _: block % 2 == warp == 0,  # of a cluster
-    ),
+    Timeline(case("prefill_attention", "v05_pingpong", "1 2048 2048 32 8 128", call="full"),
+             ("turn", "scores", "softmax", "out"), lambda block, warp, _: block == 0 and warp in (0, 4)),
+    Timeline(case("decode_attention", "v03_packed", "1 1 8192 32 8 128"),
+             ("keys", "merge", "combine"), lambda block, warp, blocks: 8 * block < blocks and warp == 0),  # of a head of 8
+    Timeline(case("hgemm", "v14_stream_k", "2560 2560 4096"),
+             ("whole", "help", "give", "own", "wait", "add"), lambda block, warp, _: block % 2 == warp == 0),  # of a cluster
 )  # fmt: skip
 
 
@@ -87,7 +77,7 @@ def with_scopes(timeline: Timeline, folder: Path) -> Kernel:
     tensor; the first call makes room for as much."""
     kernel = ops.get(timeline.case.op).kernels[timeline.case.kernel]
     named = replace(kernel, name=f"{kernel.name}_scopes", source=folder / f"{kernel.name}_scopes.cu")
-    text = MARK.sub("", kernel.source.read_text()).replace(kernel.symbol, named.symbol)
+    text = re.sub(r"(?m)//@ (?=.*;$)", "", kernel.source.read_text()).replace(kernel.symbol, named.symbol)
     enumerators = ", ".join(f"k{scope.capitalize()}" for scope in timeline.scopes)
     named.source.write_text(BEFORE % enumerators + text + AFTER % (named.symbol, named.symbol))
     return named
@@ -97,12 +87,10 @@ def rows_of(timeline: Timeline, stamps: Any, mhz: float) -> list[dict[str, Any]]
     """A row for each scope that is kept of what a launch stamped."""
     trace, case = stamped(stamps, timeline.scopes), timeline.case
     about = {"op": case.op, "kernel": case.kernel, "dtype": case.dtype, "shape": case.shape_name, "sm_mhz": mhz}
-    rows = []
-    for each in trace.scopes:
-        if timeline.keep(each.block, each.warp, len(trace.starts)):
-            begin, end = (trace.starts[each.block] + 1e3 * cycle / mhz for cycle in (each.begin, each.end))
-            which = {"block": each.block, "warp": each.warp, "scope": each.name, "tile": each.tile}
-            rows.append(about | which | {"begin": begin, "end": end})
+    kept = [each for each in trace.scopes if timeline.keep(each.block, each.warp, len(trace.starts))]
+    rows = [about | {"block": each.block, "warp": each.warp, "scope": each.name, "tile": each.tile} for each in kept]
+    for row, each in zip(rows, kept, strict=True):
+        row["begin"], row["end"] = (trace.starts[each.block] + 1e3 * at / mhz for at in (each.begin, each.end))
     return rows
 
 
@@ -115,15 +103,14 @@ def record(timeline: Timeline, folder: Path, device: torch.device) -> list[dict[
     out = next(iter(operands.named("out").values()))
     right = out.clone()
     stamps = getattr(torch.ops.minfer, f"{kernel.symbol}_stamps")
-    first, last = (torch.empty(BUFFER, dtype=torch.int64, device=device) for _ in range(2))
-    others = torch.zeros(1 << 28, dtype=torch.uint8, device=device)  # more than an L2 has
+    first, last = (torch.empty(256, 16, 1024, 3, dtype=torch.int64, device=device) for _ in range(2))
     stamps(first)
     for launch in range(LAUNCHES):
         function(*operands.arguments, **op.call(case))
         if launch == 1:  # the first one loads the kernel
             stamps(first)
     stamps(last)
-    others.sum()
+    torch.zeros(1 << 28, dtype=torch.uint8, device=device).sum()  # more than an L2 has
     function(*operands.arguments, **op.call(case))
     stamps(last)
     if not torch.allclose(out.float(), right.float(), rtol=2e-2, atol=2e-2):
@@ -135,11 +122,9 @@ def record(timeline: Timeline, folder: Path, device: torch.device) -> list[dict[
 
 
 def main() -> None:
-    if why := devices.no_gpu():
-        sys.exit(f"timelines.py needs a Hopper GPU: {why}")
     device = devices.pick("cuda")
-    if devices.arch(device) != "sm_90a":
-        sys.exit(f"timelines.py needs a Hopper GPU (sm_90a), and this one is {devices.arch(device)}")
+    if why := devices.no_gpu() or (devices.arch(device) != "sm_90a" and f"this one is {devices.arch(device)}"):
+        sys.exit(f"timelines.py needs a Hopper GPU (sm_90a): {why}")
     with tempfile.TemporaryDirectory(prefix="minfer-timelines-") as folder:
         write("timelines", [row for timeline in TIMELINES for row in record(timeline, Path(folder), device)], device)
 

@@ -10,7 +10,6 @@ from minfer.rows.store import Row
 
 LANE = 0.3  # inches
 FIRST, LAST = 3, 9  # turns of a warpgroup: what is drawn is between them
-LEGIBLE = 0.05  # of the width: a scope that is shorter has no number
 # What is drawn of a kernel, and of each scope its colour in the theme and what happens in it.
 DRAWN = {
     "v05_pingpong": ("the two warpgroups of a block", {
@@ -27,10 +26,9 @@ DRAWN = {
         "wait": ("muted", "waits for sums"), "add": ("torch", "adds them"),
     }),
 }  # fmt: skip
-Lanes = dict[str, list[Row]]
 
 
-def lanes_of(rows: list[Row]) -> Lanes:
+def lanes_of(rows: list[Row]) -> dict[str, list[Row]]:
     """The scopes that are drawn, by the name of their line."""
     kernel, found = rows[0]["kernel"], dict[int, list[Row]]()
     for row in sorted(rows, key=lambda row: (row["block"], row["warp"], row["begin"])):
@@ -41,23 +39,18 @@ def lanes_of(rows: list[Row]) -> Lanes:
     if kernel == "v03_packed":
         return {f"block {block}": lane for block, lane in found.items()}
     begin, *_, end = [row["begin"] for row in found[0] if row["scope"] == "turn"][FIRST : LAST + 1]
-    return {
-        f"warpgroup {number}": [row for row in lane if begin <= row["begin"] and row["end"] <= end]
-        for number, lane in found.items()
-    }
+    return {f"warpgroup {n}": [r for r in lane if begin <= r["begin"] and r["end"] <= end] for n, lane in found.items()}
 
 
-def sharing(blocks: dict[int, list[Row]]) -> Lanes:
+def sharing(blocks: dict[int, list[Row]]) -> dict[str, list[Row]]:
     """The first two helpers, and the owners of the tiles that they help with."""
-
-    def tiles(block: int, scope: str) -> list[int]:
-        return [row["tile"] for row in blocks[block] if row["scope"] == scope]
-
-    helpers = [block for block in blocks if tiles(block, "give")][:2]
-    given = {tile for block in helpers for tile in tiles(block, "give")}
-    owners = [block for block in blocks if given & {*tiles(block, "own")}]
-    named = [(block, "helps", "give") for block in helpers] + [(block, "owns", "own") for block in owners]
-    return {f"cluster {b // 2} {does} {' and '.join(map(str, tiles(b, scope)))}": blocks[b] for b, does, scope in named}
+    given = {block: [row["tile"] for row in lane if row["scope"] == "give"] for block, lane in blocks.items()}
+    own = {block: [row["tile"] for row in lane if row["scope"] == "own"] for block, lane in blocks.items()}
+    helpers = [block for block in blocks if given[block]][:2]
+    wanted = {tile for block in helpers for tile in given[block]}
+    named = {block: f"helps {' and '.join(map(str, given[block]))}" for block in helpers}
+    named |= {block: f"owns {own[block][0]}" for block in blocks if wanted & {*own[block]}}
+    return {f"cluster {block // 2} {does}": blocks[block] for block, does in named.items()}
 
 
 def timeline(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
@@ -73,11 +66,10 @@ def timeline(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
         for row in lane:
             begin, long = (row["begin"] - zero) * 1e-3, (row["end"] - row["begin"]) * 1e-3
             ax.barh(line, long, 0.72, left=begin, color=colors[row["scope"]], edgecolor=theme.paper, linewidth=0.4)
-            if row["scope"] in ("whole", "own", "help") and long * 1e3 > LEGIBLE * width:
+            if row["scope"] in ("whole", "own", "help") and long > 5e-5 * width:  # 5 % of it
                 ink = theme.paper if row["scope"] == "own" else theme.ink
-                ax.text(
-                    begin + long / 2, line, f"tile {row['tile']}", ha="center", va="center", fontsize=SMALL, color=ink
-                )
+                middle = (begin + long / 2, line)
+                ax.annotate(f"tile {row['tile']}", middle, ha="center", va="center", fontsize=SMALL, color=ink)
     rungs(ax, list(lanes))
     ax.set_xlim(0, 1.01e-3 * width)
     ax.set_xlabel("microseconds")

@@ -182,8 +182,8 @@ def parts() -> list[dict]:
         case = timelines.TIMELINES[number].case
         about = {"op": case.op, "kernel": case.kernel, "shape": case.shape_name, "block": block, "warp": warp} | ABOUT
         for place, (name, _, tile) in enumerate(scope.partition("-") for scope in names.split()):
-            begin = 100.0 * place + 50 * warp
-            rows.append(about | {"scope": name, "tile": int(tile or 0), "begin": begin, "end": begin + 100})
+            at = {"begin": 100.0 * place + 50 * warp, "end": 100.0 * place + 50 * warp + 100}
+            rows.append(about | {"scope": name, "tile": int(tile or 0)} | at)
     return rows
 
 
@@ -293,8 +293,10 @@ def test_a_timeline_has_a_line_for_each_lane() -> None:
     sharing = {"cluster 0 helps 8 and 9", "cluster 1 helps 9", "cluster 8 owns 8", "cluster 9 owns 9"}
     assert [*lanes.values()] == [{"warpgroup 0", "warpgroup 1"}, {"block 0", "block 1"}, sharing]
     both = draw.lanes_of([row for row in parts() if row["kernel"] == "v05_pingpong"]).values()
-    ends = [(lane[0]["scope"], lane[0]["begin"], lane[-1]["end"]) for lane in both]
-    assert ends == [("turn", 1200.0, 3600.0), ("softmax", 1200.0, 3600.0)]
+    assert [(lane[0]["scope"], lane[0]["begin"], lane[-1]["end"]) for lane in both] == [
+        ("turn", 1200.0, 3600.0),
+        ("softmax", 1200.0, 3600.0),
+    ]
 
 
 def test_where_nothing_was_recorded_the_text_says_so(recorded: Path) -> None:

@@ -27,8 +27,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
   // The pages are not known before the length is. The table's row is brought to L2 meanwhile.
   if (p.page_table && int(threadIdx.x) * 32 * p.slots < p.most)
     prefetch_l2(p.page_table + number * p.table_stride + threadIdx.x * 32);
-  //@ Scopes<Timeline> scopes(timeline);
-  //@ scopes.begin();
+  //@ Scopes<Timeline> scopes(timeline); scopes.begin();
   PackedWarp<Shape> warp(p, shared);
   warp.load_q(number, kv_head, row0);
   const int keys = p.keys(number), units = (keys + kUnit - 1) / kUnit;
