@@ -2,8 +2,8 @@
 
     uv run python benchmarks/timelines.py      # about three minutes; writes benchmarks/results/timelines-<device>.parquet
 
-Comments of these kernels that begin with `//@` and end with `;` mark scopes; here they are compiled as code. A row is a scope of
-a warp in the last of many launches, whose operands come from memory, in nanoseconds since its first block began.
+Comments of these kernels that begin with `//@` and end with `;` mark scopes; here they are compiled as code. A row is a scope
+of a warp in the last of many launches, whose operands come from memory, in nanoseconds since its first block began.
 """
 
 from __future__ import annotations
