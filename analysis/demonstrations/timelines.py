@@ -39,7 +39,10 @@ def lanes_of(rows: list[Row]) -> dict[str, list[Row]]:
     if kernel == "v03_packed":
         return {f"block {block}": lane for block, lane in found.items()}
     begin, *_, end = [row["begin"] for row in found[0] if row["scope"] == "turn"][FIRST : LAST + 1]
-    return {f"warpgroup {n}": [r for r in lane if begin <= r["begin"] and r["end"] <= end] for n, lane in found.items()}
+    for number, lane in found.items():
+        within = [row for row in lane if begin < row["end"] and row["begin"] < end]
+        found[number] = [r | {"begin": max(begin, r["begin"]), "end": min(end, r["end"])} for r in within]
+    return {f"warpgroup {number}": lane for number, lane in found.items()}
 
 
 def sharing(blocks: dict[int, list[Row]]) -> dict[str, list[Row]]:
@@ -78,5 +81,5 @@ def timeline(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
         loc="upper left", bbox_to_anchor=(-0.01, -38 / 72 / height), ncols=3 if len(scopes) > 3 else 2,
         frameon=False, fontsize=SMALL, borderpad=0, handlelength=1, columnspacing=1.5,
     )  # fmt: skip
-    title(ax, f"{kernel} on {device}", f"{rows[0]['op']} · {rows[0]['shape']} · {what}")
+    title(ax, f"{kernel} on {device}", f"{rows[0]['op']} · {rows[0]['shape'].replace(',', ', ')} · {what}")
     return Picture(drawn, f"What {what} of {kernel} do when, on {device}.")
