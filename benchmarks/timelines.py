@@ -32,9 +32,8 @@ namespace minfer {
 enum TimelineScope { %s, kScopes };
 __device__ struct Timeline { ScopeBuffer scopes; } timeline;
 static __global__ void move_stamps(ScopeBuffer from, int64_t* to, int words) {
-  if (blockIdx.x + threadIdx.x == 0) timeline.scopes = from;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < words; i += gridDim.x * blockDim.x)
-    to[i] = from.data[i], from.data[i] = 0;
+  if (threadIdx.x == 0) timeline.scopes = from;
+  for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = from.data[i], from.data[i] = 0;
 }
 }  // namespace minfer
 """
@@ -42,7 +41,7 @@ AFTER = """
 static void %s_stamps(minfer::Tensor to) {
   static int64_t* const data = reinterpret_cast<int64_t*>(minfer::zeroed_words(2 * to.numel()));
   const minfer::ScopeBuffer from{data, int(to.size(0)), int(to.size(1)), int(to.size(2))};
-  minfer::move_stamps<<<64, 256, 0, minfer::stream_of(to)>>>(from, minfer::output<int64_t>(to, "stamps"), int(to.numel()));
+  minfer::move_stamps<<<1, 1024, 0, minfer::stream_of(to)>>>(from, minfer::output<int64_t>(to, "stamps"), int(to.numel()));
 }
 MINFER_OP(%s_stamps, "(Tensor(a!) to) -> ()")
 """

@@ -8,8 +8,6 @@ from minfer.analysis.plots.every_op import Picture, rungs
 from minfer.analysis.plots.style import LIGHT, SMALL, Theme, figure, title
 from minfer.rows.store import Row
 
-LANE = 0.3  # inches
-FIRST, LAST = 3, 9  # turns of a warpgroup: what is drawn is between them
 # What is drawn of a kernel, and of each scope its colour in the theme and what happens in it.
 DRAWN = {
     "v05_pingpong": ("the two warpgroups of a block", {
@@ -38,7 +36,7 @@ def lanes_of(rows: list[Row]) -> dict[str, list[Row]]:
         return sharing(found)
     if kernel == "v03_packed":
         return {f"block {block}": lane for block, lane in found.items()}
-    begin, *_, end = [row["begin"] for row in found[0] if row["scope"] == "turn"][FIRST : LAST + 1]
+    begin, *_, end = [row["begin"] for row in found[0] if row["scope"] == "turn"][3:10]  # six steps
     for number, lane in found.items():
         within = [row for row in lane if begin < row["end"] and row["begin"] < end]
         found[number] = [r | {"begin": max(begin, r["begin"]), "end": min(end, r["end"])} for r in within]
@@ -60,7 +58,7 @@ def timeline(rows: list[Row], device: str, theme: Theme = LIGHT) -> Picture:
     """What the lanes of a kernel do when."""
     kernel, lanes = rows[0]["kernel"], lanes_of(rows)
     what, scopes = DRAWN[kernel]
-    height = 0.2 + LANE * len(lanes)
+    height = 0.2 + 0.3 * len(lanes)  # inches
     drawn, (ax,) = figure([height], right=0.96)
     colors = {name: theme.rungs[0] if of == "rungs" else getattr(theme, of) for name, (of, _) in scopes.items()}
     zero = min(row["begin"] for lane in lanes.values() for row in lane)
