@@ -41,7 +41,7 @@ AFTER = """
 static void %s_stamps(minfer::Tensor to) {
   static int64_t* const data = reinterpret_cast<int64_t*>(minfer::zeroed_words(2 * to.numel()));
   const minfer::ScopeBuffer from{data, int(to.size(0)), int(to.size(1)), int(to.size(2))};
-  minfer::move_stamps<<<1, 1024, 0, minfer::stream_of(to)>>>(from, minfer::output<int64_t>(to, "stamps"), int(to.numel()));
+  minfer::move_stamps<<<1, 256, 0, minfer::stream_of(to)>>>(from, minfer::output<int64_t>(to, "stamps"), int(to.numel()));
 }
 MINFER_OP(%s_stamps, "(Tensor(a!) to) -> ()")
 """
