@@ -21,7 +21,7 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Scope:
     warp: int
     begin: int
     end: int
+    tile: int = 0  # where the kernel says it
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Trace:
     starts: dict[int, int]
 
 
-def stamped(buffer: np.ndarray[Any, Any]) -> Trace:
+def stamped(buffer: np.ndarray[Any, Any], names: Sequence[str] = NAMES) -> Trace:
     """What a kernel stamped into (blocks, tracks, slots, 3) of int64, as `minfer/cuda/scopes.cuh` says."""
     began = buffer[:, :, 0, :]
     used = {block: np.flatnonzero(began[block, :, 1]) for block in np.flatnonzero(began[:, :, 1].any(axis=1))}
@@ -77,7 +78,8 @@ def stamped(buffer: np.ndarray[Any, Any]) -> Trace:
         for track in tracks:
             for scope, begin, end in buffer[block, track, 1:].tolist():
                 if scope:
-                    scopes.append(Scope(NAMES[scope - 1], int(block), int(track), begin - zero, end - zero))
+                    tile, name = divmod(scope - 1, len(names))  # the scopes of a tile follow those of the one before
+                    scopes.append(Scope(names[name], int(block), int(track), begin - zero, end - zero, tile))
     return Trace(scopes, starts)
 
 

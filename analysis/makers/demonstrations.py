@@ -8,6 +8,7 @@ in their pages. Where nothing was recorded, the text says so.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from minfer.analysis.demonstrations import adapting, batches, fused, generated, loops
+from minfer.analysis.demonstrations import adapting, batches, fused, generated, loops, timelines
 from minfer.analysis.demonstrations import traces as draw
 from minfer.analysis.demonstrations.traces import Inside
 from minfer.analysis.makers import Maker, Options
@@ -31,6 +32,8 @@ COMMAND = "python analysis/make.py demonstrations"
 # What is drawn and told: the page, and the script that records it.
 SCOPES, TRANSFER, MEMORY = "gemm-bias-relu-scopes", "transfer", "rope-memory"
 BATCHING, SPECIALISE, FUSION, LOOPS, GENERATE = "batching", "specialise", "fusion", "llvm-fusion", "generate"
+PINGPONG, SPLIT, STREAM_K = "pingpong-timeline", "split-timeline", "stream-k-timeline"
+TIMELINES = {PINGPONG: "v05_pingpong", SPLIT: "v03_packed", STREAM_K: "v14_stream_k"}
 PAGES = {
     SCOPES: ("gemm_bias_relu.md", "benchmarks/scopes.py"),
     TRANSFER: ("transfer.md", "benchmarks/transfer.py"),
@@ -40,6 +43,9 @@ PAGES = {
     FUSION: ("fusion.md", "benchmarks/fusion.py --write"),
     LOOPS: ("llvm_fusion.md", "examples/llvm_fusion.py --write ."),
     GENERATE: ("board.md", "examples/generate_kernels.py softmax silu_mul --compare --write ."),
+    PINGPONG: ("prefill_attention.md", "benchmarks/timelines.py"),
+    SPLIT: ("decode_attention.md", "benchmarks/timelines.py"),
+    STREAM_K: ("hgemm.md", "benchmarks/timelines.py"),
 }
 PARQUET = {
     "transfer": ("mode", "tokens", "layers", "bytes", "ms", "host_ms", "device"),
@@ -51,6 +57,7 @@ PARQUET = {
     "specialise": ("kind", "what", "ns", "recipe", "length", "trace", "at", "tokens", "adaptive_s", "load", "device"),
     "fusion": ("shape", "batch", "seq", "past", "way", "fused", "launches", "calls", "bytes", "samples_us", "device"),
     "llvm-fusion": ("elements", "rounds", "two_us", "again_us", "fused_us", "speedup", "low", "high", "llvm", "device"),
+    "timelines": ("op", "kernel", "shape", "block", "warp", "scope", "tile", "begin", "end", "device"),
     "generate": ("op", "way", "number", "constants", "verdict", "ratio", "low", "high", "submission", "device"),
 }  # fmt: skip
 ORIGIN = {"driver": "driver", "torch": "PyTorch", "triton": "Triton", "commit": "commit"}
@@ -130,6 +137,9 @@ def write(_: pa.Table, options: Options) -> list[str]:
         add(FUSION, found[0], partial(fused.fused, found), fused.fused_lines(found))
     for found in rows[LOOPS]:
         add(LOOPS, found[0], partial(loops.loops, found), loops.loop_lines(found))
+    for recorded, (name, kernel) in itertools.product(rows["timelines"], TIMELINES.items()):
+        if found := [row for row in recorded if row["kernel"] == kernel]:
+            add(name, found[0], partial(timelines.timeline, found), [])
     for found in rows[GENERATE]:
         add(GENERATE, found[0], partial(generated.generated, found), generated.generated_lines(found))
 

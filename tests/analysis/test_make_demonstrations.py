@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import batching, rope_memory, scopes, transfer
+from benchmarks import batching, rope_memory, scopes, timelines, transfer
 from benchmarks.scopes import Scope, Trace
 from minfer.analysis import make
 from minfer.analysis.demonstrations import adapting, generated
+from minfer.analysis.demonstrations import timelines as draw
 from minfer.analysis.demonstrations import traces as demonstrations
 from minfer.analysis.demonstrations.traces import Inside
 from minfer.analysis.makers.demonstrations import PAGES
@@ -170,6 +171,22 @@ def searches() -> list[dict]:
     ]
 
 
+def parts() -> list[dict]:
+    """Scopes of 100 ns. Warpgroup 1 is two scopes behind the other; cluster 0 helps with the tiles 8 and 9, and 1 with 9."""
+    lanes = [(0, 0, warp, "turn scores softmax out " * 10) for warp in (0, 4)]
+    lanes += [(1, block, 0, "keys merge combine") for block in (0, 1)]
+    lanes += [(2, 0, 0, "help-8 give-8 help-9 give-9 whole-0"), (2, 2, 0, "help-9 give-9 whole-1")]
+    lanes += [(2, 2 * tile, 0, f"whole-2 own-{tile} wait-{tile} add-{tile}") for tile in (8, 9, 10)]
+    rows = []
+    for number, block, warp, names in lanes:
+        case = timelines.TIMELINES[number].case
+        about = {"op": case.op, "kernel": case.kernel, "shape": case.shape_name, "block": block, "warp": warp} | ABOUT
+        for place, (name, _, tile) in enumerate(scope.partition("-") for scope in names.split()):
+            at = {"begin": 100.0 * place + 50 * warp, "end": 100.0 * place + 50 * warp + 100}
+            rows.append(about | {"scope": name, "tile": int(tile or 0)} | at)
+    return rows
+
+
 def record(tmp_path: Path) -> Path:
     """A repository in which everything was recorded, with empty pages."""
     for kernel in ("v03_one_wave", "triton_autotuned"):
@@ -182,6 +199,7 @@ def record(tmp_path: Path) -> Path:
     pq.write_table(pa.Table.from_pylist(layers()), tmp_path / "rows" / "fusion-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(fused_loops()), tmp_path / "rows" / "llvm-fusion-nvidia-some.parquet")
     pq.write_table(pa.Table.from_pylist(searches()), tmp_path / "rows" / "generate-nvidia-some.parquet")
+    pq.write_table(pa.Table.from_pylist(parts()), tmp_path / "rows" / "timelines-nvidia-some.parquet")
     (tmp_path / "docs").mkdir()
     for name, (page, _) in PAGES.items():
         (tmp_path / "docs" / page).write_text(f"# page\n<!-- {name}:begin -->\n<!-- {name}:end -->\n")
@@ -265,6 +283,22 @@ def test_fused_loops_have_a_line_for_each_number_of_elements(pages: Path) -> Non
     assert "is 2.00 at 1024 elements and 1.67 at 16777216 times as fast as two loops." in text
 
 
+def test_a_timeline_has_a_line_for_each_lane() -> None:
+    lanes = {}
+    for kernel in draw.DRAWN:
+        found = [row for row in parts() if row["kernel"] == kernel]
+        (ax,) = draw.timeline(found, "NVIDIA Some").figure.axes
+        lanes[kernel] = {label.get_text() for label in ax.get_yticklabels()}
+        assert len(ax.patches) == sum(map(len, draw.lanes_of(found).values()))
+    sharing = {"cluster 0 helps 8 and 9", "cluster 1 helps 9", "cluster 8 owns 8", "cluster 9 owns 9"}
+    assert [*lanes.values()] == [{"warpgroup 0", "warpgroup 1"}, {"block 0", "block 1"}, sharing]
+    both = draw.lanes_of([row for row in parts() if row["kernel"] == "v05_pingpong"]).values()
+    assert [(lane[0]["scope"], lane[0]["begin"], lane[-1]["end"]) for lane in both] == [
+        ("turn", 1200.0, 3600.0),
+        ("softmax", 1200.0, 3600.0),
+    ]
+
+
 def test_where_nothing_was_recorded_the_text_says_so(recorded: Path) -> None:
     (recorded / "rows" / "transfer-nvidia-some.parquet").unlink()
     assert made(recorded) == 0
@@ -292,6 +326,7 @@ def test_the_block_of_median_length_is_shown() -> None:
 
 def test_the_names_of_scopes_are_those_of_the_script() -> None:
     assert demonstrations.ORDER == scopes.NAMES and set(demonstrations.WORDS) == set(scopes.NAMES)
+    assert all(set(draw.DRAWN[each.case.kernel][1]) == set(each.scopes) for each in timelines.TIMELINES)
     assert set(demonstrations.LINES) <= {mode.name for mode in transfer.MODES}
 
 

@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
   // The pages are not known before the length is. The table's row is brought to L2 meanwhile.
   if (p.page_table && int(threadIdx.x) * 32 * p.slots < p.most)
     prefetch_l2(p.page_table + number * p.table_stride + threadIdx.x * 32);
+  //@ Scopes<Timeline> scopes(timeline); scopes.begin();
   PackedWarp<Shape> warp(p, shared);
   warp.load_q(number, kv_head, row0);
   const int keys = p.keys(number), units = (keys + kUnit - 1) / kUnit;
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
   const Piece piece{number, kv_head, row0, keys, begin, min(begin + each, units)};
   warp.start(piece);
   warp.run(piece);
+  //@ scopes.end(kKeys), scopes.begin();
   const int rows = min(Shape::kRows, p.rows() - row0);
   warp.leave(shared, stats[threadIdx.x / 32], rows);
   const int first = item * splits;
@@ -42,9 +44,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
     parts.sums_at(first + blockIdx.x, row, column) = all.sums;
     if (column == 0) parts.stats_at(first + blockIdx.x, row) = {all.base, all.total};
   });
+  //@ scopes.end(kMerge), scopes.begin();
   // gridDim.x equals `splits`, and saves 16 registers (sm_90a).
   if (splits > 1 && is_last(counters + item, gridDim.x))
     add_parts<Shape::kThreads, Shape::kBatch>(p, parts, number, kv_head, row0, splits, [=](int part) { return first + part; });
+  //@ scopes.end(kCombine);
 }
 
 template <typename Shape, typename T, typename KV>

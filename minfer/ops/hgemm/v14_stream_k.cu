@@ -155,28 +155,38 @@ __global__ void __launch_bounds__(kThreads, 1)
     registers_up<232>();
     Sums<T, kLayout> sums;
     float4* pieces = reinterpret_cast<float4*>(&sums.tile.sums);
+    //@ Scopes<Timeline> scopes(timeline);
     const int mine = threadIdx.x / 32 * kPieces * 32 + threadIdx.x % 32;  // and each 32nd after: this thread's of a part
     for_tiles(
         [&](int tile, bool) {
+          //@ scopes.begin();
           sums.multiply(stages, maps, 0, deal.steps);
+          //@ scopes.end(kWhole + kScopes * tile);
           sums.take(g, tiles.origin_of(tile));
         },
         [&](bool) {
           deal.for_slices(cluster, [&](int tile, int begin, int end) {
+            //@ scopes.begin();
             sums.multiply(stages, maps, begin, end);
+            //@ scopes.end(kHelp + kScopes * tile), scopes.begin();
             float4* place = reinterpret_cast<float4*>(mail.place(Mail::number(deal, tile, cluster))) + mine;
 #pragma unroll
             for (int i = 0; i < kParts * kPieces; ++i)
               __stcg(place + i / kPieces * (kPart / 4) + i % kPieces * 32, pieces[i]);
             warps_sync<kWriters>();  //@ sums_written
+            //@ scopes.end(kGive + kScopes * tile);
           });
         },
         [&](int tile, bool) {
+          //@ scopes.begin();
           sums.multiply(stages, maps, 0, deal.own);
+          //@ scopes.end(kOwn + kScopes * tile);
           deal.for_helpers(tile, [&](int) {
 #pragma unroll
             for (int part = 0; part < kParts; ++part, stages.ring.advance()) {
+              //@ scopes.begin();
               stages.wait_full();  //@ sums_arrived
+              //@ scopes.end(kWait + kScopes * tile), scopes.begin();
               const float4* theirs = reinterpret_cast<const float4*>(stages.stage()) + mine;
 #pragma unroll
               for (int i = 0; i < kPieces; ++i) {
@@ -186,6 +196,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               }
               __syncwarp();
               stages.release(stages.ring.stage);
+              //@ scopes.end(kAdd + kScopes * tile);
             }
           });
           sums.take(g, tiles.origin_of(tile));

@@ -34,6 +34,7 @@ struct Pingpong {
   Rows rows;
   Ring<Tile::kStages> keys, values;
   uint32_t parity_of_q = 0;
+  //@ Scopes<Timeline> scopes{timeline};
 
   __device__ Pingpong(const Tile& tile, const Attention<T>& p) : tile(tile), p(p), rows(tile, p) {}
 
@@ -46,6 +47,7 @@ struct Pingpong {
   template <int kPending>
   __device__ bool finish_scores(typename Rows::Scores& scores, const Work& w, int block, float (&rescale)[2]) {
     wgmma_wait_for<kPending>(scores);
+    //@ scopes.end(kScores), scopes.begin();
     rows.release(tile.empty_k + keys.stage);
     keys.advance();
     rows.mask(scores, w, block);
@@ -75,6 +77,7 @@ struct Pingpong {
       parity_of_q ^= 1;
       barrier_wait(tile.full_k + keys.stage, keys.parity);
       begin_turn();
+      //@ scopes.begin();
       rows.start_scores(scores, keys.stage);
       end_turn();
       finish_scores<0>(scores, w, w.blocks - 1, rescale);
@@ -83,14 +86,19 @@ struct Pingpong {
 #pragma unroll 1
       for (int i = w.blocks - 2;; --i) {
         if (i < w.blocks - 2) {
+          //@ scopes.end(kSoftmax), scopes.begin();
           finish_out();
+          //@ scopes.end(kOut), scopes.begin();
           if (grows) scale_rows(rows.out, rescale);  //@ rescale
         }
         rows.round(exponentials, scores);
+        //@ scopes.end(kSoftmax);
         if (i < 0) break;
         barrier_wait(tile.full_k + keys.stage, keys.parity);
         wait_values(w, i + 1);
+        //@ scopes.begin();
         begin_turn();
+        //@ scopes.end(kTurn), scopes.begin();
         rows.start_scores(scores, keys.stage);
         rows.start_out(exponentials, values.stage);
         end_turn();
