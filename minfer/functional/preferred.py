@@ -1,8 +1,7 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
-Times in microseconds are cold, of an H200 unless another GPU is named. `one_wave` follows from 181 random products of 17 rows
-or more on an H100. `fitted`, `stream_k` and `any_columns` ask the models of `product_times.py`. Rules of `HOPPER_ONLY` are of
-kernels that other GPUs run, too, where they were not timed."""
+Times in microseconds are cold, of an H200 unless another GPU is named. `one_wave`, `fitted`, `stream_k` and `any_columns` ask
+the models of `product_times.py`. Rules of `HOPPER_ONLY` are of kernels that other GPUs run, too, where they were not timed."""
 
 from __future__ import annotations
 
@@ -16,40 +15,23 @@ SHORT = 512  # the rules say nothing of products with a smaller n or k
 HOPPER_ONLY = {"int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_prompts_of_wide_heads"}
 
 
-def many_columns(m: int, n: int, k: int) -> bool:
-    """Whether a product has 65 to 128 rows and so many columns that v17_one_wave would use its widest slices, of 224
-    columns, and whether these would leave multiprocessors without work. 71 x 46080 x 3072 in TN takes 83.5 us with
-    v17_one_wave, 76.4 with v18_fitted."""
-    if not 64 < m <= 128 or k < SHORT or n <= 112 * MULTIPROCESSORS:
-        return False
-    waves = math.ceil(n / 224) / MULTIPROCESSORS
-    return waves / math.ceil(waves) < 0.9
-
-
-def few_columns(m: int, n: int, k: int) -> bool:
-    """Whether a product has 65 to 128 rows, and so few columns and so long a k that it must be divided. v18_fitted divides it,
-    v17_one_wave does not: 75 x 2048 x 10944 takes 21.5 us with v18_fitted, 30.3 with v17_one_wave."""
-    return 64 < m <= 128 and SHORT <= n <= 4096 and k >= 8192
-
-
 def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v17_one_wave for a product: if it has 17 to 128 rows, and v18_fitted is not faster. At the 64
-    timed products with so many rows v17_one_wave was 0.6 % slower than the fastest of the older kernels in the geometric
-    mean."""
+    """Whether `matmul` takes v17_one_wave for a product: with 17 to 32 rows, and with 33 to 128 where the models say that it is
+    faster than v18_fitted."""
     m, n, k = shape["m"], shape["n"], shape["k"]
-    return 16 < m <= 128 and min(n, k) >= SHORT and not many_columns(m, n, k) and not few_columns(m, n, k)
+    if not 16 < m <= 128 or min(n, k) < SHORT or n % 8 != 0:
+        return False
+    return m <= 32 or fastest(m, n, k, params["layout"] == "TN") == "v17_one_wave"
 
 
 def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v18_fitted: from 129 rows on where v14_stream_k is not faster; from 65 rows on with `many_columns`
-    or `few_columns`; and where n is no multiple of 8, which of the fast kernels only v18_fitted supports. In NN the rows of B
-    are then not aligned either; `matmul` copies B first, where v20_any_columns is not faster."""
+    """Whether `matmul` takes v18_fitted: from 33 rows on where the models say that it is the fastest; and where n is no
+    multiple of 8, which of the fast kernels only v18_fitted supports. In NN the rows of B are then not aligned either; `matmul`
+    copies B first, where v20_any_columns is not faster."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     if m == 0 or min(n, k) < SHORT or any_columns(shape, params):
         return False
-    if n % 8 != 0 or many_columns(m, n, k) or few_columns(m, n, k):
-        return True
-    return m > 128 and not stream_k(shape, params)
+    return n % 8 != 0 or (m > 32 and not one_wave(shape, params) and not stream_k(shape, params))
 
 
 def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

@@ -1,15 +1,16 @@
-// Which kernel takes the least time on an H100 for a product with many rows, or with a b whose rows start anywhere, by models
-// of their times.
+// Which kernel takes the least time on an H100 or H200 for a product with 17 rows or more, or with a b whose rows start anywhere,
+// by models of their times.
 //
-// The models of v18_fitted and v14_stream_k have one form: a constant, plus the time of the waves of tiles or that of the bytes,
-// whichever is longer; if these two are about equal, somewhat more than either. Times are in microseconds. v18_fitted chooses
-// its tile by its model, too. The model of v14_stream_k was fitted to cold times of random products on an H100.
+// The models of v17_one_wave, v18_fitted and v14_stream_k have one form: a constant, plus the time of the waves of tiles or that
+// of the bytes, whichever is longer; if these are about equal, somewhat more than either. Times are in microseconds. v18_fitted
+// chooses its tile by its model, too. The model of v17_one_wave was fitted to cold times of 302 random products on an H200, that
+// of v14_stream_k on an H100.
 #include "cuda/gemm/fitted_choice.h"
 
 namespace minfer {
 namespace {
 
-constexpr std::array<int, 3> kAtOnce = {66, 31, 15};  // clusters of 2, 4 and 8 blocks that run at once on an H100 or H200
+constexpr std::array<int, 4> kAtOnce = {132, 66, 31, 15};  // clusters of 1, 2, 4 and 8 blocks that run at once on an H100 or H200
 constexpr double kCyclesPerUs = 1755;
 constexpr double kOfCopy = 2.2e6, kOfMemory = 2.5e6, kOfL2 = 3.5e6;  // bytes a microsecond
 
@@ -34,10 +35,33 @@ double any_columns(const Product& p) {
   return 6 + std::max(bytes / kOfMemory, groups * bytes / kOfL2);
 }
 
+// A block has all rows and one N-slice, the narrowest of which all blocks run at once (`launch_strips` of strips.cuh). With up to
+// 64 rows two blocks with the widest slices share an SM.
+double one_wave(const Product& p) {
+  if (p.m > 128 || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
+  const int sms = kAtOnce[0], rows = p.m <= 64 ? 64 : 128;
+  const auto blocks = [&](int slice) { return (p.n + slice - 1) / slice; };
+  int slice = 0, on_sm = 1;
+  for (const int width : {32, 48, 64, 112, 128})
+    if (slice == 0 && (p.tn ? width != 128 : width % 64 == 0) && blocks(width) <= sms) slice = width;
+  if (slice == 0 && rows == 64) slice = p.tn ? 112 : 128, on_sm = 2;
+  if (slice == 0) slice = p.tn ? 224 : 256;
+  const int at_once = sms * on_sm, waves = (blocks(slice) + at_once - 1) / at_once, steps = (p.k + 63) / 64;
+  const int busy_on_sm = waves > 1 ? on_sm : std::min(on_sm, (blocks(slice) + sms - 1) / sms);
+  const double area = double(rows) * slice, products = area / 32 * 0.961, arrive = ((p.m + 7) / 8 * 8 + slice) * 128 / 107.0;
+  const double idle = 1 - std::min(1.0, double(blocks(slice)) / at_once);
+  const double of_one = std::sqrt(std::sqrt(square(square(products)) + square(square(arrive))));
+  const double step = (of_one * busy_on_sm + 97) * (1 - 0.336 * idle);
+  const double body = waves * (steps * step + 799 + 0.09 * area * busy_on_sm) / kCyclesPerUs;
+  const double memory = 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n) / 3.92e6 + 3.1;
+  const double of_l2 = 2.0 * blocks(slice) * p.k * (p.m + slice) / 22.9e6;
+  return 5.28 + std::cbrt(cube(body) + cube(memory) + cube(of_l2));
+}
+
 // A pair of blocks has tiles of 256 x 256, and those of the last wave are divided (`deal_out` of v14_stream_k.cu).
 double stream_k(const Product& p) {
   if (p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
-  const int64_t tiles = int64_t((p.m + 255) / 256) * ((p.n + 255) / 256), steps = (p.k + 63) / 64, clusters = kAtOnce[0];
+  const int64_t tiles = int64_t((p.m + 255) / 256) * ((p.n + 255) / 256), steps = (p.k + 63) / 64, clusters = kAtOnce[1];
   const int64_t whole = tiles / clusters, rest = tiles % clusters, waves = whole + (rest > 0);
   double of_pair = double(waves * steps), dealt = 0;
   if (whole > 0 && rest > 0 && rest <= 2 * (clusters - rest)) {
@@ -57,7 +81,8 @@ struct Model {
 };
 
 // Of equal times the first is taken.
-constexpr Model kModels[] = {{"v18_fitted", fitted}, {"v14_stream_k", stream_k}, {"v20_any_columns", any_columns}};
+constexpr Model kModels[] = {
+    {"v18_fitted", fitted}, {"v17_one_wave", one_wave}, {"v14_stream_k", stream_k}, {"v20_any_columns", any_columns}};
 
 }  // namespace
 }  // namespace minfer

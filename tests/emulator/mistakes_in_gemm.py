@@ -182,7 +182,7 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "half of A not copied to the other block": (
         "hgemm-v18_fitted",
-        {"to_both": ("3 << rank - side", "1 << rank")},
+        {"to_both": ("(1 << kSharing) - 1 << rank - side", "1 << rank")},
         "wait for ever at an mbarrier",
     ),
     "the first weight in place of the second": ("gated_unit-v07_fitted", {"map_of_two": ""}, WRONG),

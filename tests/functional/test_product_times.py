@@ -29,7 +29,7 @@ def test_the_models_are_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "a cache"))
     monkeypatch.setenv("CXX", "env -u NOTHING g++")
     assert product_times.fastest(4096, 28672, 8192, True) in ("v14_stream_k", "v18_fitted")
-    assert {product_times.fastest(4096, n, 8192, True) for n in range(2048, 30000, 512)} == {
+    assert {product_times.fastest(3500, n, 8192, True) for n in range(2048, 30000, 512)} == {
         "v14_stream_k",
         "v18_fitted",
     }
@@ -39,7 +39,7 @@ def test_the_models_are_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(BuildError, match=r"^no C\+\+ compiler 'no compiler': install one"):
         host.build(product_times.SOURCE)
     product_times._models.cache_clear()
-    assert {product_times.fastest(4096, n, 8192, True) for n in range(2048, 30000, 512)} == {"v18_fitted"}
+    assert {product_times.fastest(3500, n, 8192, True) for n in range(2048, 30000, 512)} == {"v18_fitted"}
 
 
 def calls_of(function: Any, *given: Any) -> int:
@@ -109,7 +109,8 @@ def test_a_fused_product_has_a_kernel_whose_tiles_fit_its_rows(op: str, rows: di
 def test_a_product_of_few_rows_reads_an_unaligned_b_in_place() -> None:
     of = {m: product_times.fastest(m, 49155, 4096, False) for m in (1, 16, 61, 65, 300)}
     assert of == dict.fromkeys((1, 16, 61), "v20_any_columns") | dict.fromkeys((65, 300), "v18_fitted")
-    assert product_times.fastest(16, 49155, 4096, True) == product_times.fastest(16, 49160, 4096, False) == "v18_fitted"
+    assert product_times.fastest(16, 49155, 4096, True) == "v18_fitted"
+    assert product_times.fastest(16, 49160, 4096, False) == "v17_one_wave"
     shape, params = {"m": 16, "n": 49155, "k": 4100}, {"layout": "NN"}
     assert preferred.any_columns(shape, params) and not preferred.fitted(shape, params)
     assert not preferred.any_columns(shape, {"layout": "TN"}) and preferred.fitted(shape, {"layout": "TN"})

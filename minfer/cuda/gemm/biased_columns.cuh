@@ -24,7 +24,7 @@ void launch_fitting_biased(const Biased<T>& biased, Activation activation) {
   require_rows(biased);
   const Activated<T, Activation> g{biased, activation};
   using Finish = BiasedColumns<T, Activation>;
-  g.layout == Layout::TN ? launch_fitting<Layout::TN, Finish>(g) : launch_fitting<Layout::NN, Finish>(g);
+  g.layout == Layout::TN ? launch_fitting_many_rows<Layout::TN, Finish>(g) : launch_fitting_many_rows<Layout::NN, Finish>(g);
 }
 
 }  // namespace minfer

@@ -9,16 +9,16 @@
 
 namespace minfer {
 
-constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kWriters = kConsumers * 128;
-constexpr int kPair = 2;      // blocks that share an operand; their tiles are side by side, or one below the other
 constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
 
-// Tiles of kM rows and kN columns of the product. Each of two warpgroups has half of the columns if kN is a multiple of 128
-// (256 with kTwo), else half of the rows: kWide times 64 columns, and kHigh rows. With kTwo the product has two Bs, and kN
-// counts the columns of both: each 64 columns of the first B are followed by the same columns of the second, and the sums of
-// both become one column of the product. With kAnywhere, rows of the product need not start at multiples of 16 bytes
-// (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; a pair's tiles are then side by side.
-template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kPlain_ = false, bool kTwo_ = false>
+// Tiles of kM rows and kN columns of the product. One warpgroup has a tile of 64 columns. Of wider tiles each of two warpgroups
+// has half of the columns if kN is a multiple of 128 (256 with kTwo), else half of the rows: kWide times 64 columns, and kHigh
+// rows. kSharing blocks share an operand; their tiles are side by side, or one below the other. With kTwo the product has two
+// Bs, and kN counts the columns of both: each 64 columns of the first B are followed by the same columns of the second, and the
+// sums of both become one column of the product. With kAnywhere, rows of the product need not start at multiples of 16 bytes
+// (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; tiles of blocks that share are then side by side.
+template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kPlain_ = false, bool kTwo_ = false,
+          int kSharing_ = 2>
 struct Fitted {
   using T = T_;
   static constexpr Layout kLayout = kLayout_;
@@ -26,6 +26,8 @@ struct Fitted {
   static constexpr bool kAnywhere = kAnywhere_;
   static constexpr bool kPlain = kPlain_;  // ordinary loads copy B
   static constexpr bool kTwo = kTwo_;
+  static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : 2;
+  static constexpr int kWriters = kConsumers * 128, kThreads = kWriters + 128;
   static constexpr int kColumns = kTwo ? kN / 2 : kN;  // of the product
   static_assert(!kPlain || (kAnywhere && kLayout == Layout::NN));
   static_assert(!kTwo || (kN % 128 == 0 && !kAnywhere));
@@ -36,11 +38,12 @@ struct Fitted {
   // A stage in shared memory has 64 values of k, of the columns of B and of the rows of A, in the 128-byte swizzle. B is stored
   // as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
   static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
-  // Rows of A are copied in two halves. If kM is an odd multiple of 8, the halves have eight rows in common.
-  static constexpr int kHalf = (kM / 2 + 7) / 8 * 8, kCopiedBytes = ((kPlain ? 0 : kB) + 2 * kHalf * kBlockK) * sizeof(T);
+  // Rows of A are copied in kSharing pieces. If kM is no multiple of 8 kSharing, the last pieces have rows in common.
+  static constexpr int kPiece = (kM / kSharing + 7) / 8 * 8;
+  static constexpr int kCopiedBytes = ((kPlain ? 0 : kB) + kSharing * kPiece * kBlockK) * sizeof(T);
   static constexpr int kBoxes = 2;  // of a warpgroup: it writes one while the other is still read
   static constexpr int kOut = kConsumers * kBoxes * kBox, kOutBytes = kOut * sizeof(T);
-  static constexpr int kStages = std::min(8, int(((227 << 10) - kOutBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
+  static constexpr int kStages = std::min(kN == 64 ? 12 : 8, int(((227 << 10) - kOutBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
   static constexpr int kBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kOutBytes;
   // A thread stores kAtOnce sums at once, which lie in the rows of a box. If kHigh is no multiple of these, the last two boxes
   // have rows in common.
@@ -48,34 +51,47 @@ struct Fitted {
   static constexpr int kDown = (kHigh + kBoxRows - 1) / kBoxRows, kLast = kHigh - kBoxRows;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
-  // These start the copies of one half, 0 or 1, of B or of A. `load(box, x, y, second)` calls one of TMA's functions, and
-  // supplies the other arguments. second: whether from the second B.
+  // These start the copies of one piece, from 0 to kSharing - 1, of B or of A. `load(box, x, y, second)` calls one of TMA's
+  // functions, and supplies the other arguments. second: whether from the second B.
   template <typename Load>
-  __device__ static void load_b(T* stage, int col, int k, int half, Load load) {
+  __device__ static void load_b(T* stage, int col, int k, int piece, Load load) {
     if constexpr (kTN && kTwo) {
+      constexpr int kSlabs = kN / 64 / kSharing;
 #pragma unroll
-      for (int slab = half * (kN / 128); slab < (half + 1) * (kN / 128); ++slab)
+      for (int slab = piece * kSlabs; slab < (piece + 1) * kSlabs; ++slab)
         load(stage + slab * kSlab, k, col + slab / 2 * 64, slab % 2);
     } else if constexpr (kTN) {
-      load(stage + half * (kB / 2), k, col + half * (kN / 2), false);
+      load(stage + piece * (kB / kSharing), k, col + piece * (kN / kSharing), false);
     } else {
 #pragma unroll
       for (int slab = 0; slab < kN / 64; ++slab)
-        load(stage + slab * kSlab + half * (kSlab / 2), col + (kTwo ? slab / 2 : slab) * 64, k + half * (kBlockK / 2),
-             kTwo && slab % 2);
+        load(stage + slab * kSlab + piece * (kSlab / kSharing), col + (kTwo ? slab / 2 : slab) * 64,
+             k + piece * (kBlockK / kSharing), kTwo && slab % 2);
     }
   }
   template <typename Load>
-  __device__ static void load_a(T* stage, int row, int k, int half, Load load) {
-    load(stage + kB + half * (kM - kHalf) * kBlockK, k, row + half * (kM - kHalf));
+  __device__ static void load_a(T* stage, int row, int k, int piece, Load load) {
+    const int down = kSharing <= 2 ? piece * (kM - kPiece) : min(piece * kPiece, kM - kPiece);
+    load(stage + kB + down * kBlockK, k, row + down);
+  }
+  // All pieces.
+  template <typename Load>
+  __device__ static void load_all_of_b(T* stage, int col, int k, Load load) {
+#pragma unroll
+    for (int piece = 0; piece < kSharing; ++piece) load_b(stage, col, k, piece, load);
+  }
+  template <typename Load>
+  __device__ static void load_all_of_a(T* stage, int row, int k, Load load) {
+#pragma unroll
+    for (int piece = 0; piece < kSharing; ++piece) load_a(stage, row, k, piece, load);
   }
 };
 
 // How a launch divides a product.
 struct Division {
-  int halvings;  // how often k is halved, into 1, 2 or 4 parts; each pair of blocks has one part
-  bool beside;   // a pair's tiles are side by side and share the rows of A; else they share the columns of B
-  int down, across;  // pairs of tiles of the product
+  int halvings;  // how often k is halved, into 1, 2 or 4 parts; blocks that share an operand have the same part
+  bool beside;   // tiles of blocks that share are side by side, and they share rows of A; else they share columns of B
+  int down, across;  // how many groups of tiles, of blocks that share
 };
 
 // What a thread does with a sum before it is stored: here nothing. A finish is made for columns `col` and col + 8. Its call
@@ -95,17 +111,19 @@ template <typename Of>
 using MapsFor = std::conditional_t<Of::kTwo, MapsOfTwo, Maps>;
 
 template <typename Of, typename Finish, typename Problem>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Of::kThreads, 1)
     multiply(const __grid_constant__ MapsFor<Of> maps, Problem g, Division division) {
   using T = typename Of::T;
+  constexpr int kSharing = Of::kSharing, kConsumers = Of::kConsumers, kWriters = Of::kWriters;
+  constexpr bool kMovesRegisters = kConsumers > 1 && !Of::kPlain;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* stages = reinterpret_cast<T*>(shared);
   T* out = stages + Of::kStages * Of::kElements;
   uint64_t* full = reinterpret_cast<uint64_t*>(out + Of::kOut);
-  uint64_t* empty = full + Of::kStages;  // of both blocks of a pair
+  uint64_t* empty = full + Of::kStages;  // of all blocks that share
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Of::kStages; ++stage)
-      barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, kPair * kConsumers * 4);
+      barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, kSharing * kConsumers * 4);
     tma_prefetch(maps.a);
     if (!Of::kPlain) tma_prefetch(maps.b);
     if constexpr (Of::kTwo) tma_prefetch(maps.b2);
@@ -114,11 +132,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   barrier_init_fence();
   cluster_sync_relaxed();
 
-  const int halvings = division.halvings, parts = 1 << halvings, blocks = kPair * parts;
-  const int rank = cluster_rank(), side = rank % kPair, part = rank / kPair;
+  const int halvings = division.halvings, parts = 1 << halvings, blocks = kSharing * parts;
+  const int rank = cluster_rank(), side = rank % kSharing, part = rank / kSharing;
   const bool beside = division.beside;
   const int all = (g.k + kBlockK - 1) / kBlockK, begin = all * part >> halvings, end = all * (part + 1) >> halvings;
-  const int high = beside ? Of::kM : Of::kM * kPair, wide = beside ? Of::kColumns * kPair : Of::kColumns;
+  const int high = beside ? Of::kM : Of::kM * kSharing, wide = beside ? Of::kColumns * kSharing : Of::kColumns;
   const int clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
   const auto for_tiles = [&](auto f) {
     bool backwards = false;  // true for every other tile: it then begins with operands that the L2 still has
@@ -130,32 +148,34 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   Ring<Of::kStages> ring;
   if (warpgroup == kConsumers) {
-    if constexpr (!Of::kPlain) registers_down<40>();
+    if constexpr (kMovesRegisters) registers_down<40>();
     for_tiles([&](int row, int col, bool backwards) {
 #pragma unroll 1  // not unrolled: a cold kernel loads its instructions from memory
       for (int step = begin; step < end && (Of::kPlain || threadIdx.x == kConsumers * 128); ++step, ring.advance()) {
         barrier_wait(empty + ring.stage, ring.parity ^ 1);
         T* stage = stages + ring.stage * Of::kElements;
         uint64_t* filled = full + ring.stage;
-        const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, both = 3 << rank - side;  //@ to_both
+        const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, all_sharing = (1 << kSharing) - 1 << rank - side;  //@ to_both
         const auto own_a = [&](T* box, int x, int y) { tma_load(box, maps.a, filled, x, y); };
         const auto map_of = [&](bool second) -> const TensorMap& {
           if constexpr (Of::kTwo) return second ? maps.b2 : maps.b;  //@ map_of_two
           return maps.b;
         };
         const auto own_b = [&](T* box, int x, int y, bool second) { tma_load(box, map_of(second), filled, x, y); };
-        const auto both_a = [&](T* box, int x, int y) { tma_load_multicast(box, maps.a, filled, x, y, both); };
-        const auto both_b = [&](T* box, int x, int y, bool second) {
-          tma_load_multicast(box, map_of(second), filled, x, y, both);
+        const auto shared_a = [&](T* box, int x, int y) { tma_load_multicast(box, maps.a, filled, x, y, all_sharing); };
+        const auto shared_b = [&](T* box, int x, int y, bool second) {
+          tma_load_multicast(box, map_of(second), filled, x, y, all_sharing);
         };
         if (threadIdx.x == kConsumers * 128) {
           barrier_expect(filled, Of::kCopiedBytes);
-          if (Of::kAnywhere || beside) {
-            Of::load_a(stage, row, k, side, both_a);
-            if constexpr (!Of::kPlain) Of::load_b(stage, col, k, 0, own_b), Of::load_b(stage, col, k, 1, own_b);
+          if constexpr (kSharing == 1) {
+            Of::load_all_of_a(stage, row, k, own_a), Of::load_all_of_b(stage, col, k, own_b);
+          } else if (Of::kAnywhere || beside) {
+            Of::load_a(stage, row, k, side, shared_a);
+            if constexpr (!Of::kPlain) Of::load_all_of_b(stage, col, k, own_b);
           } else {
-            Of::load_b(stage, col, k, side, both_b);
-            Of::load_a(stage, row, k, 0, own_a), Of::load_a(stage, row, k, 1, own_a);
+            Of::load_b(stage, col, k, side, shared_b);
+            Of::load_all_of_a(stage, row, k, own_a);
           }
         }
         if constexpr (Of::kPlain) {
@@ -169,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncwarp();
     if (parts > 1) cluster_sync();
   } else {
-    if constexpr (!Of::kPlain) registers_up<232>();
+    if constexpr (kMovesRegisters) registers_up<232>();
     const int row_of_group = Of::kSplitsColumns ? 0 : warpgroup * Of::kHigh;
     const int b_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0, col_of_group = Of::kTwo ? b_of_group / 2 : b_of_group;
     constexpr int kWideOut = Of::kTwo ? Of::kWide / 2 : Of::kWide;
@@ -210,8 +230,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     };
     const auto finish_of = [&](int col) { return Finish(g, col + col_of_group + warp % 4 * 16 + lane / 4); };  //@ columns
-    const auto release = [&](int stage) {  // to the producers of both blocks
-      if (lane < kPair) barrier_arrive_at(empty + stage, rank - side + lane);
+    const auto release = [&](int stage) {  // to the producers of all blocks that share
+      if (lane < kSharing) barrier_arrive_at(empty + stage, rank - side + lane);
     };
 
     for_tiles([&](int row, int col, bool) {
@@ -265,7 +285,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           const int w = j / Of::kDown, down = min(j % Of::kDown * kBoxRows, Of::kLast);
           const auto add_up = [&](float(&x)[Of::kAtOnce], int w) {
             for (int other = 0; other < parts; ++other) {
-              const float4* theirs = at_block(partial, other * kPair + side) + (w * kPieces + down / 8) * kWriters + threadIdx.x;
+              const float4* theirs = at_block(partial, other * kSharing + side) + (w * kPieces + down / 8) * kWriters + threadIdx.x;
 #pragma unroll
               for (int i = 0; i < Of::kAtOnce / 4; ++i) {
                 const float4 four = theirs[i * kWriters];
@@ -291,14 +311,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   cluster_sync_relaxed();  // no block ends while another arrives at its barriers, or reads its sums
 }
 
-// Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. Then each pair of
-// tiles has a cluster. With kAnywhere, `beside` must be true. A problem with a second B has it in `w2`.
+// Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. Then all parts of the
+// tiles of blocks that share are one cluster. With kAnywhere, `beside` must be true. A problem with a second B has it in `w2`.
 template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename Finish = AsItIs, bool kPlain = false,
-          typename Problem>
+          int kSharing = 2, typename Problem>
 void launch_fitted(const Problem& g, int parts, bool beside) {
   using T = std::remove_pointer_t<decltype(g.c)>;
   constexpr bool kTwo = requires { g.w2; };
-  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kPlain, kTwo>;
+  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kPlain, kTwo, kSharing>;
   static_assert(kAnywhere || Of::kSplits);
   const auto kernel = multiply<Of, Finish, Problem>;
   allow_shared(kernel, Of::kBytes);
@@ -312,26 +332,27 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   MapsFor<Of> maps;
   const auto map_b = [&](TensorMap& map, const T* b, int64_t ld) {
     return make_tensor_map(map, b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, ld,
-                           !Of::kTN ? kBlockK / 2 : kTwo ? 64 : kN / 2, 64);
+                           !Of::kTN ? kBlockK / kSharing : kTwo ? 64 : kN / kSharing, 64);
   };
   bool mapped = Of::kPlain || map_b(maps.b, g.b, g.ldb);
   if constexpr (kTwo) mapped = mapped && map_b(maps.b2, g.w2, g.ldw2);
-  STD_TORCH_CHECK(mapped && make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, Of::kHalf, kBlockK) &&
+  STD_TORCH_CHECK(mapped && make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, Of::kPiece, kBlockK) &&
                       (kAnywhere || make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, kBoxRows, 64)),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
-  const int64_t down = ceil_div(g.m, beside ? kM : kM * kPair), across = ceil_div(g.n, beside ? Of::kColumns * kPair : Of::kColumns);
-  STD_TORCH_CHECK(down * across <= INT_MAX / (2 * kPair * 4), "hgemm: more output tiles than fit 32 bits");
+  const int64_t down = ceil_div(g.m, beside ? kM : kM * kSharing),
+                across = ceil_div(g.n, beside ? Of::kColumns * kSharing : Of::kColumns);
+  STD_TORCH_CHECK(down * across <= INT_MAX / (2 * kSharing * 4), "hgemm: more output tiles than fit 32 bits");
   int clusters = int(down * across);
   if (parts == 1) {
     int at_once = 0;
-    STD_CUDA_CHECK(clusters_at_once(&at_once, kernel, kPair, kThreads, Of::kBytes));
+    STD_CUDA_CHECK(clusters_at_once(&at_once, kernel, kSharing, Of::kThreads, Of::kBytes));
     clusters = std::min(clusters, std::max(1, at_once));
   }
   const Division division{parts / 2, beside, int(down), int(across)};  // parts are 1, 2 or 4
-  const int blocks = kPair * parts;
+  const int blocks = kSharing * parts;
   STD_CUDA_CHECK(
-      launch_clusters(kernel, blocks, clusters * blocks, kThreads, Of::kBytes, g.stream, maps, g, division));
+      launch_clusters(kernel, blocks, clusters * blocks, Of::kThreads, Of::kBytes, g.stream, maps, g, division));
 }
 
 }  // namespace minfer

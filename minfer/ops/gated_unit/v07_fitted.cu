@@ -11,11 +11,12 @@ namespace minfer {
 // A tile has as many columns of W1 as of W2, together 128 or 256. With 128, each warpgroup has half of the rows. The rates of
 // tiles with 256 are v18's; those with 128 are guesses.
 #define MINFER_GATED_TILES(F) \
-  F(128, 128, 1.2) F(144, 128, 1.15) F(160, 128, 1.15) F(176, 128, 1.15) \
-  F(192, 128, 1.15) F(208, 128, 1.15) F(224, 128, 1.15) F(240, 128, 1.15) F(256, 128, 1.15) \
-  F(120, 256, 1.132) F(128, 256, 1.112) F(136, 256, 1.119) F(144, 256, 1.110) F(152, 256, 1.117) F(160, 256, 1.117)
+  F(128, 128, 2, 1.07, 1.10) F(144, 128, 2, 1.07, 1.10) F(160, 128, 2, 1.07, 1.10) F(176, 128, 2, 1.07, 1.10) \
+  F(192, 128, 2, 1.07, 1.10) F(208, 128, 2, 1.07, 1.10) F(224, 128, 2, 1.07, 1.10) F(240, 128, 2, 1.07, 1.10) \
+  F(256, 128, 2, 1.07, 1.10) F(112, 256, 2, 1.08, 1.05) F(120, 256, 2, 1.07, 1.05) F(128, 256, 2, 1.06, 1.05) \
+  F(136, 256, 2, 1.08, 1.06) F(144, 256, 2, 1.08, 1.06) F(152, 256, 2, 1.08, 1.06) F(160, 256, 2, 1.08, 1.06)
 
-#define MINFER_GATED_TILE(ROWS, COLS, RATE) {ROWS, COLS, RATE},
+#define MINFER_GATED_TILE(...) {__VA_ARGS__},
 constexpr FittedTile kGatedTiles[] = {MINFER_GATED_TILES(MINFER_GATED_TILE)};
 #undef MINFER_GATED_TILE
 
@@ -40,12 +41,9 @@ struct Gate {
 template <Layout kLayout, typename T>
 void launch_layout(const Gated<T>& g) {
   const auto at_once = fitted_at_once<Fitted<T, kLayout, 144, 256, false, false, true>, Gate<T>, Gated<T>>();
-  const FittedChoice choice = choose_fitted(kGatedTiles, g.m, 2 * int64_t(g.n), g.k, kLayout == Layout::TN, at_once);
-#define MINFER_LAUNCH_IF(ROWS, COLS, RATE)         \
-  if (choice.rows == ROWS && choice.cols == COLS) \
-    return launch_fitted<ROWS, COLS, kLayout, false, Gate<T>>(g, choice.parts, choice.beside);
+  const FittedChoice choice = remembered_choice(kGatedTiles, g.m, 2 * int64_t(g.n), g.k, kLayout == Layout::TN, at_once);
+  using Finish = Gate<T>;
   MINFER_GATED_TILES(MINFER_LAUNCH_IF)
-#undef MINFER_LAUNCH_IF
 }
 
 template <typename T>
