@@ -23,6 +23,7 @@ import contextlib
 import functools
 import math
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -138,8 +139,9 @@ def write(rows: list[store.Row], path: Path) -> None:
 def run(
     device: str, first: int, wanted: int, trusted: bool, folder: Path
 ) -> Iterator[tuple[Case, store.Row, float, float | None]]:
-    """The cases from `first` up to `wanted`, round and round: each with its row and the seconds that it took; and if `trusted`,
-    the seconds that it takes when it is trusted."""
+    """The cases from `first` up to `wanted`, in rounds of all cases. Each round has an order of its own, so that groups which
+    begin with a round do not all begin with the same cases. Each case comes with its row and the seconds that it took; and if
+    `trusted`, the seconds that it takes when it is trusted."""
     with contextlib.ExitStack() as ended:
         judged = Runner(device, honest(device), folder / "judged", untrusted=True)
         ended.callback(judged.supervisor.end)
@@ -147,7 +149,8 @@ def run(
         if plain:
             ended.callback(plain.supervisor.end)
         for number in range(first, wanted):
-            case = judged.cases[number % len(judged.cases)]
+            of_round, place = divmod(number, len(judged.cases))
+            case = random.Random(of_round).sample(judged.cases, len(judged.cases))[place]
             row, seconds = judged.run(case)
             yield case, row, seconds, plain.run(case)[1] if plain else None
 
