@@ -44,8 +44,10 @@ double one_wave(const Product& p) {
   int slice = 0, on_sm = 1;
   for (const int width : {32, 48, 64, 112, 128})
     if (slice == 0 && (p.tn ? width != 128 : width % 64 == 0) && blocks(width) <= sms) slice = width;
-  if (slice == 0 && rows == 64) slice = p.tn ? 112 : 128, on_sm = 2;
-  if (slice == 0) slice = p.tn ? 224 : 256;
+  if (slice == 0) {
+    on_sm = rows == 64 ? 2 : 1, slice = 256 / on_sm;
+    if (const int wide = 224 / on_sm; p.tn && (blocks(wide) <= sms * on_sm || blocks(slice) > sms * on_sm)) slice = wide;
+  }
   const int at_once = sms * on_sm, waves = (blocks(slice) + at_once - 1) / at_once, steps = (p.k + 63) / 64;
   const int busy_on_sm = waves > 1 ? on_sm : std::min(on_sm, (blocks(slice) + sms - 1) / sms);
   const double area = double(rows) * slice, products = area / 32 * 0.961, arrive = ((p.m + 7) / 8 * 8 + slice) * 128 / 107.0;

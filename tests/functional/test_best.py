@@ -88,7 +88,7 @@ def test_a_kernel_with_a_model_of_its_own_is_preferred_where_nothing_was_measure
     )  # k of multiples of 8
     assert chosen(0, 4096, 4096) != "v18_fitted"
     assert chosen(33, 4096, 4104) == chosen(100, 28672, 1024) == "v17_one_wave"
-    assert chosen(100, 32000, 4096) == "v18_fitted"  # v17 would have a wave of one tenth
+    assert chosen(100, 34000, 4096) == "v18_fitted"  # v17 would have a second wave
     assert chosen(100, 2048, 8192) == chosen(64, 2048, 8192) == "v18_fitted"  # it divides k
     assert chosen(32, 2048, 8192) == chosen(100, 4104, 8192) == "v17_one_wave"
     assert (

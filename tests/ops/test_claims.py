@@ -102,16 +102,16 @@ HOPPER = {  # the shapes of wgmma, threads, and products between two waits at le
     "v14_stream_k": ({"64x256x16"}, {384}, 4),
     "v17_one_wave": ({f"64x{n}x16" for n in (32, 48, 64, 112, 128, 224, 256)}, {160, 288}, 4),
     "v18_fitted": (
-        {f"64x{n}x16" for n in (64, 72, 80, *range(96, 161, 8), 176, 200, 208, 224)},
-        {256, 384},
+        {f"64x{n}x16" for n in (64, *range(80, 161, 8), 176, 192, 200, 208, 224)},
+        {256, 384, 512},
         4,
     ),
 }
 # Dtypes, layouts and tiles; 4 of others.
-FUNCTIONS = {"v14_small": 26, "v17_one_wave": 32, "v18_fitted": 134}
+FUNCTIONS = {"v14_small": 26, "v17_one_wave": 36, "v18_fitted": 142}
 # How many of them copy an operand once for a cluster.
-SHARED_B = {"v12_pingpong": 4, "v13_cooperative": 4, "v14_small": 10, "v14_stream_k": 4, "v18_fitted": 118}
-STORED = {"v18_fitted": 116}  # from v12 on TMA stores the tiles, but not those of v18_fitted whose rows start anywhere
+SHARED_B = {"v12_pingpong": 4, "v13_cooperative": 4, "v14_small": 10, "v14_stream_k": 4, "v18_fitted": 126}
+STORED = {"v18_fitted": 124}  # from v12 on TMA stores the tiles, but not those of v18_fitted whose rows start anywhere
 
 
 @pytest.mark.parametrize("name", mostly_slow(HOPPER, lambda name: (f"hgemm-{name}", "sm_90a") in COMPILED))
@@ -133,9 +133,9 @@ def test_what_the_rungs_for_hopper_claim(name):
         waits = found["WARPGROUP.DEPBAR.LE"]
         loops = 3 if name == "v14_stream_k" else 1  # whole tiles, shares and slices; behind each loop is a wait
         assert 0 < waits - loops <= roots["HGMMA"] / products
-        specialised = function.max_threads == 384
+        specialised = function.max_threads >= 384
         assert function.max_threads in threads and function.stack_bytes == 0 and not {"STL", "LDL"} & set(roots)
-        assert function.registers <= (168 if specialised else 255)
+        assert function.registers <= {384: 168, 512: 128}.get(function.max_threads, 255)
         assert found["MEMBAR.ALL.GPU"] == 0 or name in ("v14_stream_k", "v18_fitted")  # which read others' sums
         # One branch gives registers, the other takes them; not where the former needs many, to copy B with ordinary loads.
         plain = name == "v18_fitted" and roots["LDG"] > 0

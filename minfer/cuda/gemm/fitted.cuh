@@ -11,9 +11,10 @@ namespace minfer {
 
 constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
 
-// Tiles of kM rows and kN columns of the product. One warpgroup has a tile of 64 columns. Of wider tiles each of two warpgroups
-// has half of the columns if kN is a multiple of 128 (256 with kTwo), else half of the rows: kWide times 64 columns, and kHigh
-// rows. kSharing blocks share an operand; their tiles are side by side, or one below the other. With kTwo the product has two
+// Tiles of kM rows and kN columns of the product. A warpgroup has kWide times 64 columns, and kHigh rows: all rows, and its
+// part of the columns. One warpgroup multiplies tiles of 64 columns, three multiply those of 192 with up to 192 rows (for more,
+// threads would have too few registers), and two the others. Where columns cannot be divided so, each of the two has all
+// columns and half of the rows. kSharing blocks share an operand; their tiles are side by side, or one below the other. With kTwo the product has two
 // Bs, and kN counts the columns of both: each 64 columns of the first B are followed by the same columns of the second, and the
 // sums of both become one column of the product. With kAnywhere, rows of the product need not start at multiples of 16 bytes
 // (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; tiles of blocks that share are then side by side.
@@ -26,12 +27,12 @@ struct Fitted {
   static constexpr bool kAnywhere = kAnywhere_;
   static constexpr bool kPlain = kPlain_;  // ordinary loads copy B
   static constexpr bool kTwo = kTwo_;
-  static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : 2;
+  static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : kN == 192 && kM <= 192 ? 3 : 2;
   static constexpr int kWriters = kConsumers * 128, kThreads = kWriters + 128;
   static constexpr int kColumns = kTwo ? kN / 2 : kN;  // of the product
   static_assert(!kPlain || (kAnywhere && kLayout == Layout::NN));
   static_assert(!kTwo || (kN % 128 == 0 && !kAnywhere));
-  static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % (kTwo ? 256 : 128) == 0;
+  static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % ((kTwo ? 128 : 64) * kConsumers) == 0;
   static constexpr int kWide = kN / 64 / (kSplitsColumns ? kConsumers : 1), kHigh = kM / (kSplitsColumns ? 1 : kConsumers);
   static_assert(kN % 64 == 0 && kHigh % 8 == 0 && kHigh >= kBoxRows && kM <= 256 && kN <= 256);
 
@@ -41,7 +42,9 @@ struct Fitted {
   // Rows of A are copied in kSharing pieces. If kM is no multiple of 8 kSharing, the last pieces have rows in common.
   static constexpr int kPiece = (kM / kSharing + 7) / 8 * 8;
   static constexpr int kCopiedBytes = ((kPlain ? 0 : kB) + kSharing * kPiece * kBlockK) * sizeof(T);
-  static constexpr int kBoxes = 2;  // of a warpgroup: it writes one while the other is still read
+  // Boxes of a warpgroup: it writes one while the other is still read. Three warpgroups have one each, so that more stages fit.
+  static constexpr int kBoxes = kConsumers == 3 ? 1 : 2;
+  static_assert(!kAnywhere || kBoxes == 2);
   static constexpr int kOut = kConsumers * kBoxes * kBox, kOutBytes = kOut * sizeof(T);
   static constexpr int kStages = std::min(kN == 64 ? 12 : 8, int(((227 << 10) - kOutBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
   static constexpr int kBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kOutBytes;
@@ -189,7 +192,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
     __syncwarp();
     if (parts > 1) cluster_sync();
   } else {
-    if constexpr (kMovesRegisters) registers_up<232>();
+    if constexpr (kMovesRegisters) registers_up<(kConsumers == 2 ? 232 : 152)>();
     const int row_of_group = Of::kSplitsColumns ? 0 : warpgroup * Of::kHigh;
     const int b_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0, col_of_group = Of::kTwo ? b_of_group / 2 : b_of_group;
     constexpr int kWideOut = Of::kTwo ? Of::kWide / 2 : Of::kWide;

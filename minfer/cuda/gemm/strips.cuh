@@ -8,7 +8,7 @@ namespace minfer {
 template <typename T, Layout kLayout, int kM, int kN, int kPerSM = 1>
 using Strip = Shape<T, kLayout, kM, kN, kM / 64, 1, kPerSM>;
 
-// The narrowest strips that all run at once. The widest may come in several waves.
+// The narrowest strips that all run at once; if none do, one of the two widest, which may come in several waves.
 template <Layout kLayout, int kM, typename Problem>
 void launch_strips(const Problem& g) {
   using T = std::remove_pointer_t<decltype(g.c)>;
@@ -17,7 +17,11 @@ void launch_strips(const Problem& g) {
     if (one_wave(g, kM, 48)) return launch_shape<Strip<T, kLayout, kM, 48>>(g);
     if (one_wave(g, kM, 64)) return launch_shape<Strip<T, kLayout, kM, 64>>(g);
     if (one_wave(g, kM, 112)) return launch_shape<Strip<T, kLayout, kM, 112>>(g);
-    launch_shape<std::conditional_t<kM == 64, Strip<T, kLayout, kM, 112, 2>, Strip<T, kLayout, kM, 224>>>(g);
+    constexpr int kPerSM = kM == 64 ? 2 : 1, kWide = 224 / kPerSM, kWider = 256 / kPerSM;
+    const int at_once = kPerSM * multiprocessors();
+    if (ceil_div(g.n, kWide) > at_once && ceil_div(g.n, kWider) <= at_once)
+      return launch_shape<Strip<T, kLayout, kM, kWider, kPerSM>>(g);
+    launch_shape<Strip<T, kLayout, kM, kWide, kPerSM>>(g);
   } else {  // a copy brings 64 columns
     if (one_wave(g, kM, 64)) return launch_shape<Strip<T, kLayout, kM, 64>>(g);
     if (one_wave(g, kM, 128)) return launch_shape<Strip<T, kLayout, kM, 128>>(g);
