@@ -209,6 +209,12 @@ OF_FILE: dict[str, Shapes] = {
         (2, 1, 65, 3, 1, 64),
         (1, 65, 65, 6, 2, 64),
     ],
+    "prefill_attention-v11_paged_short": [
+        (2, 37, 37, 12, 1, 64),
+        (1, 20, 330, 16, 1, 128),
+        (2, 1, 65, 3, 1, 64),
+        (1, 65, 65, 6, 2, 64),
+    ],
     # Heads of 64 and 128, one to sixteen of them in a tile, rings that wrap, and sequences that end within a box.
     "prefill_attention-v08_compact": [
         (2, 37, 37, 12, 1, 64),

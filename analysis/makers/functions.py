@@ -27,7 +27,8 @@ COST = "host-cost"  # files of benchmarks/host_cost.py
 # said otherwise).
 ELSEWHERE = {
     "attention": {
-        "FlashInfer": "single_prefill_with_kv_cache, BatchPrefillWithRaggedKVCacheWrapper",
+        "FlashInfer": "single_prefill_with_kv_cache, BatchPrefillWithRaggedKVCacheWrapper, "
+        "BatchPrefillWithPagedKVCacheWrapper",
         "flash-attn": "flash_attn_func, flash_attn_varlen_func",
     },
     "cascade_attention": {"FlashInfer": "MultiLevelCascadeAttentionWrapper"},

@@ -8,6 +8,7 @@ import torch
 
 from minfer.functional import library
 from minfer.functional.contract import Contract
+from minfer.functional.pages import is_power_of_two
 
 Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
@@ -15,33 +16,32 @@ DIMS = (64, 128, 256)  # that decode_attention takes, too
 HEAD_DIMS = (64, 96, 128, 192, 256)
 LATENT = (192, 128)  # the head_dim of q and k, and that of v, in multi-head latent attention
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
-PADDED = Contract(
-    "attention",
-    """
-    q: float16 | bfloat16 (batch, seq_q, heads, head_dim)
-    k: q (batch, seq_kv, kv_heads, head_dim)
-    v: q (batch, seq_kv, kv_heads, v_dim)
-    sinks: float32 (heads)
-    lengths: int32 (batch)
-    lengths: int32 (batch)
-    """,
-    head_dim=HEAD_DIMS,
-    kv_heads="heads",
-)
-PACKED = Contract(
-    "attention",
-    """
-    q: float16 | bfloat16 (tokens_q, heads, head_dim)
-    k: q (tokens_kv, kv_heads, head_dim)
-    v: q (tokens_kv, kv_heads, v_dim)
-    sinks: float32 (heads)
-    cu_seqlens: int32 (ends)
-    cu_seqlens: int32 (ends)
-    """,
-    head_dim=HEAD_DIMS,
-    kv_heads="heads",
-    ends=1,
-)
+# Slots of a page by which a kernel is chosen, from so many slots on. A kernel takes other powers of two, too.
+PAGES = ((64, "64"), (8, "16"), (1, "1"))
+
+
+def _contract(packed: bool, paged: bool) -> Contract:
+    rows = "tokens_q" if packed else "batch, seq_q"
+    of_kv = "pages, slots" if paged else "tokens_kv" if packed else "batch, seq_kv"
+    counts = "cu_seqlens: int32 (ends)" if packed else "lengths: int32 (batch)"
+    return Contract(
+        "attention",
+        f"""
+        q: float16 | bfloat16 ({rows}, heads, head_dim)
+        k: q ({of_kv}, kv_heads, head_dim)
+        v: q ({of_kv}, kv_heads, v_dim)
+        sinks: float32 (heads)
+        {counts}
+        {"lengths: int32 (batch)" if paged else counts}
+        page_table: int32 (batch, most_pages)
+        """,
+        head_dim=HEAD_DIMS,
+        kv_heads="heads",
+        ends=1,
+    )
+
+
+CONTRACTS = {(packed, paged): _contract(packed, paged) for packed in (False, True) for paged in (False, True)}
 
 
 @library.public
@@ -57,6 +57,7 @@ def attention(
     scale: float | None = None,
     cu_seqlens: Lengths | None = None,
     lengths: Lengths | None = None,
+    page_table: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scale q kᵀ) v for each head, a new contiguous tensor of (batch, seq_q, heads, v_dim).
@@ -68,7 +69,12 @@ def attention(
         sequence after the other; a pair of them where queries and keys differ in length. For tokens behind the
         last sequence out is not written.
     lengths: int32 (batch,), how many tokens of each sequence of a padded batch are used, or a pair for queries and keys.
-        Tokens behind them are not used, and out is 0 there.
+        Tokens behind them are not used, and out is 0 there. Of packed queries beside pages: how many keys each sequence has.
+    page_table: int32 (batch, most pages), for keys and values in a cache that `kv_append_` or `rope_append_` writes: k is
+        (pages, slots, kv_heads, head_dim) and v likewise, the slots of a page a power of two. Position j of sequence b is slot
+        j % slots of page page_table[b, j // slots]. q is (tokens, heads, head_dim) with cu_seqlens of the queries and lengths
+        of the keys, or padded with a pair of lengths. A sequence's new tokens are the last ones of its keys, so that a
+        prompt can come in chunks. Entries behind a sequence's last page are not read.
     causal: a query sees the keys up to its own position. The last query of a sequence is at the position of its last key:
         with more keys than queries, the queries follow a cached prefix.
     window: a query sees only keys less than `window` positions away, its own among them.
@@ -85,7 +91,17 @@ def attention(
     copied first. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
     backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     library.refuse_gradients("attention", q, k, v, sinks)
-    if cu_seqlens is not None and lengths is not None:
+    if page_table is not None:
+        if (
+            lengths is None
+            or isinstance(cu_seqlens, tuple | list)
+            or (cu_seqlens is not None and not isinstance(lengths, Tensor))
+        ):
+            raise ValueError(
+                "minfer.attention takes lengths of queries and keys beside a page_table, or cu_seqlens of packed queries "
+                "and lengths of keys, got " + _what_is_given(cu_seqlens, lengths)
+            )
+    elif cu_seqlens is not None and lengths is not None:
         raise ValueError(
             "minfer.attention takes cu_seqlens, for packed sequences, or lengths, for padded ones, got both"
         )
@@ -98,11 +114,19 @@ def attention(
         for name, value in (("window", window), ("softcap", softcap), ("scale", scale)):
             if value is not None and not value > 0:
                 raise ValueError(f"minfer.attention takes a {name} above 0, or None, got {value}")
-    of_q, of_kv = _pair("cu_seqlens", cu_seqlens) if lengths is None else _pair("lengths", lengths)
+    if cu_seqlens is not None and lengths is not None:
+        of_q, of_kv = _pair("cu_seqlens", cu_seqlens)[0], _pair("lengths", lengths)[1]
+    else:
+        of_q, of_kv = _pair("cu_seqlens", cu_seqlens) if lengths is None else _pair("lengths", lengths)
     found: tuple[Tensor, Tensor] = _attention_op(
-        q, k, v, of_q, of_kv, sinks, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
+        q, k, v, of_q, of_kv, sinks, page_table, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
     )
     return found if return_lse else found[0]
+
+
+def _what_is_given(cu_seqlens: Lengths | None, lengths: Lengths | None) -> str:
+    pairs = [(name, x) for name, x in (("cu_seqlens", cu_seqlens), ("lengths", lengths)) if x is not None]
+    return " and ".join(f"{'' if isinstance(x, Tensor) else 'a pair of '}{name}" for name, x in pairs) or "neither"
 
 
 def _pair(name: str, given: Lengths | None) -> tuple[Tensor | None, Tensor | None]:
@@ -121,13 +145,14 @@ def _attention(
     q_seqlens: Tensor | None,
     kv_seqlens: Tensor | None,
     sinks: Tensor | None,
+    page_table: Tensor | None,
     causal: bool,
     window: int,
     softcap: float,
     scale: float,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _fake(q, k, v, q_seqlens, kv_seqlens, sinks, causal, window, softcap, scale, return_lse)
+    out, lse = _fake(q, k, v, q_seqlens, kv_seqlens, sinks, page_table, causal, window, softcap, scale, return_lse)
     if not q.numel():
         return out, lse
     if not k.numel():
@@ -138,7 +163,9 @@ def _attention(
     longest = [
         -(-x.shape[-3] // batch) if packed else x.shape[1] for x in (q, k)
     ]  # about, where the host does not know
-    found, fused = lse, sinks is not None and _has_sinks(q, longest[1], window)
+    if page_table is not None:
+        longest[1] = k.shape[1] * page_table.shape[1]
+    found, fused = lse, sinks is not None and page_table is None and _has_sinks(q, longest[1], window)
     if sinks is not None and not (fused or return_lse):
         lse = q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
     heads, dim = q.shape[-2:]
@@ -148,6 +175,8 @@ def _attention(
         shape["v_dim"] = v.shape[-1]
     params = {"layout": "packed" if packed else "padded", "lengths": "full" if q_seqlens is None else "halving"}
     params["lse"] = "yes" if lse.numel() else "no"
+    if page_table is not None:
+        params["page"] = next(page for least, page in PAGES if k.shape[1] >= least)
     if (
         call := "narrow"
         if window and softcap
@@ -161,7 +190,9 @@ def _attention(
     ):
         params["call"] = call
     seqlens = [nothing if x is None else x.contiguous() for x in (q_seqlens, kv_seqlens)]
-    tensors = (out, lse, *map(library.readable, (q, k, v)), *seqlens)
+    rows, keys, values = map(library.readable, (q, k, v))
+    table = () if page_table is None else (page_table.contiguous(),)
+    tensors = (out, lse, rows, *table, keys, values, *seqlens)
     scalars: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
     if sinks is not None and fused:
         library.call_entry("prefill_attention", "sinks", (*tensors, sinks.contiguous()), **scalars)
@@ -185,33 +216,44 @@ def _fake(
     q_seqlens: Tensor | None,
     kv_seqlens: Tensor | None,
     sinks: Tensor | None,
+    page_table: Tensor | None,
     causal: bool,
     window: int,
     softcap: float,
     scale: float,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, q_seqlens, kv_seqlens, sinks)
+    _check(q, k, v, q_seqlens, kv_seqlens, sinks, page_table)
     *batch, seq, heads, _ = q.shape
     sizes = (*batch, heads, seq) if return_lse else (0,)
     return q.new_empty((*batch, seq, heads, v.shape[-1])), q.new_empty(sizes, dtype=torch.float32)
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor, q_seqlens: Tensor | None, kv_seqlens: Tensor | None, sinks: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_seqlens: Tensor | None,
+    kv_seqlens: Tensor | None,
+    sinks: Tensor | None,
+    page_table: Tensor | None,
 ) -> None:
-    packed = q.dim() == 3
-    contract = PACKED if packed else PADDED
+    packed, paged = q.dim() == 3, page_table is not None
+    contract = CONTRACTS[packed, paged]
     latent = (*q.shape[-1:], *v.shape[-1:]) == LATENT
     v_dim = LATENT[1] if latent else q.shape[-1] if q.dim() else 0
-    contract.check(q, k, v, sinks, q_seqlens, kv_seqlens, v_dim=v_dim)
+    known = {"batch": q_seqlens.numel() - 1} if packed and paged and q_seqlens is not None else {}
+    contract.check(q, k, v, sinks, q_seqlens, kv_seqlens, page_table, v_dim=v_dim, **known)
     if (q_seqlens is None) != (kv_seqlens is None) or (packed and q_seqlens is None):
         raise contract.error(f"{'cu_seqlens' if packed else 'lengths'} of both queries and keys", "None")
+    if paged and (kv_seqlens is None or not is_power_of_two(k.shape[1])):
+        wanted = "lengths of keys beside a page_table" if kv_seqlens is None else "k whose slots are a power of two"
+        raise contract.error(wanted, "None" if kv_seqlens is None else k.shape[1])
 
 
 _attention_op = library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, Tensor? sinks, bool causal, SymInt window, "
-    "float softcap, float scale, bool return_lse) -> (Tensor, Tensor)",
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, Tensor? sinks, "
+    "Tensor? page_table, bool causal, SymInt window, float softcap, float scale, bool return_lse) -> (Tensor, Tensor)",
     _attention,
     _fake,
 )

@@ -10,12 +10,12 @@ import torch
 from minfer.functional import library
 from minfer.functional.contract import Contract
 from minfer.functional.pages import check_pages as check_pages_of
+from minfer.functional.pages import is_power_of_two
 
 Tensor = torch.Tensor
 DIMS, MOST_NEW = (64, 128, 256), 16
 # Slots of a page and new tokens that every kernel takes. v05_scored takes all others.
 PAGES, FEW_NEW = (16, 64, 256), 8
-MOST_LOG_SLOTS = 30  # a page has at most 2^30 slots
 
 
 def _contract(paged: bool, quantised: bool, packed: bool) -> Contract:
@@ -148,7 +148,7 @@ def _make(*given: Any) -> Tensor:
     contract = _contract_of(page_table, scales, mask)
     made: Tensor = contract.make(*given)
     slots = k_cache.shape[1]
-    if page_table is not None and all(slots != 1 << bits for bits in range(MOST_LOG_SLOTS + 1)):
+    if page_table is not None and not is_power_of_two(slots):
         raise contract.error("k_cache whose slots are a power of two", slots)
     return made
 

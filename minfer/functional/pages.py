@@ -5,6 +5,12 @@ from __future__ import annotations
 import torch
 
 Tensor = torch.Tensor
+MOST_LOG_SLOTS = 30  # a page has at most 2^30 slots
+
+
+def is_power_of_two(slots: int) -> bool:
+    """Whether a page may have so many slots."""
+    return any(slots == 1 << bits for bits in range(MOST_LOG_SLOTS + 1))
 
 
 def check_pages(function: str, cache: Tensor, lengths: Tensor, page_table: Tensor | None) -> None:

@@ -93,6 +93,13 @@ def gelu_under_products(shape: Mapping[str, int], params: Mapping[str, str]) -> 
     return shape["m"] >= 2048 and shape["n"] >= 2048 and SHORT <= shape["k"] <= 2560
 
 
+def long_chunks(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` over pages takes v10_paged_boxes: from 65 queries a sequence and 1025 keys on. With fewer queries,
+    v11_paged_short fills a tile with those of several heads. The bound of keys is between those at which v07_short and
+    v06_no_maximum, whose products these kernels have, were the faster one on an H100 (1 x 777 and 1 x 2048)."""
+    return shape["seq_q"] > 64 and shape["seq_kv"] > 1024
+
+
 def any_length(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether n or k is not a multiple of 8, so that some rows do not split into pieces of 16 bytes. Of gemm_bias_gelu's CUDA
     kernels only v04_anywhere takes such products."""

@@ -44,7 +44,7 @@ class Kernel:
     returns: tuple[
         int, ...
     ] = ()  # backends "torch" and "function": for these of its arguments it returns new tensors instead of writing
-    first_call: str = ""  # of the op: what a case without the parameter `call` means
+    left_out: Mapping[str, str] = field(default_factory=dict)  # of the op: what a case without such a parameter means
     deterministic: bool = True  # False: two runs may differ in their bits, as with floating-point atomics
     package: str = (
         ""  # backend "torch": the module, not PyTorch's, that the implementation is of; it runs on a GPU only
@@ -77,7 +77,7 @@ class Kernel:
     def takes(self, case: Case) -> str | None:
         """Why this kernel is for other parameters than a case's, as half a sentence, or None."""
         for name, allowed in self.params.items():
-            if (value := case.params.get(name, self.first_call)) not in allowed:
+            if (value := case.params.get(name, self.left_out.get(name, ""))) not in allowed:
                 return f"supports {name}={' or '.join(allowed)}, not {value}"
         return None
 

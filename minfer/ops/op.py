@@ -59,6 +59,8 @@ class Op:
         integers in their own dtype. It returns an `Expected` for each written one, by name; those that have a check may be
         left out. It must not change what it gets.
     params: every value that a case may state; the first is the default. A `Ragged` stands for lengths.
+    later: parameters that the op got later. A case names them only where they are not the default, so that keys of older rows
+        stay as they are.
     calls: scalar arguments, by a name for each set. A kernel is verified under all that it supports; the first one is timed,
         and the others where a sweep asks for `params.call`.
     checks: for outputs that have several right answers, such as indices among ties: `check(case, tensors)` gets all tensors
@@ -85,6 +87,7 @@ class Op:
     tensors: Callable[[Case], Sequence[Spec]]
     reference: Callable[..., Mapping[str, Expected]]
     params: Mapping[str, tuple[str, ...] | Ragged] = field(default_factory=dict)
+    later: tuple[str, ...] = ()
     calls: Mapping[str, Call] = field(default_factory=lambda: {"call": {}})
     checks: Mapping[str, Callable[[Case, Tensors], torch.Tensor]] = field(default_factory=dict)
     flops: Callable[[Case], float] = lambda case: 0.0
@@ -184,7 +187,8 @@ class Op:
         if kernel.name in self.kernels:
             raise ValueError(f"{self.name} already has a kernel {kernel.name}; give {kernel.source.name} another name")
         kernel.check({**self.params, "call": tuple(self.calls)})
-        self.kernels[kernel.name] = replace(kernel, first_call=next(iter(self.calls)))
+        left_out = {name: default(self.params[name]) for name in self.later} | {"call": next(iter(self.calls))}
+        self.kernels[kernel.name] = replace(kernel, left_out=left_out)
 
     def baseline(self, case: Case) -> str:
         """The name of the kernel that this case's ratios are against: the one that its kernel names, else the first baseline
@@ -199,6 +203,9 @@ class Op:
     def case(self, kernel: str, dtype: str, shape: Mapping[str, int], params: Mapping[str, str] | None = None) -> Case:
         """A case of this op, its parameters completed by the defaults and put in order."""
         chosen = {name: (params or {}).get(name, default(valid)) for name, valid in self.params.items()}
+        for name in self.later:
+            if chosen[name] == default(self.params[name]):
+                del chosen[name]
         if call := (params or {}).get("call"):
             chosen |= self._call_param(call)
         return Case(self.name, kernel, dtype, chosen, self.without_defaults(shape))

@@ -23,6 +23,37 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"part_of_row": ("i * stride + n", "i * stride")},
         WRONG,
     ),
+    "all keys of a tile in the page of the first": (
+        "prefill_attention-v09_paged",
+        {"page_of_key": ("of_keys[row]", "of_keys[0]")},
+        WRONG,
+    ),
+    "pages not waited for": ("prefill_attention-v09_paged", {"pages_arrived": ""}, WRONG),
+    "the table read behind the last page": (
+        "prefill_attention-v09_paged",
+        {"last_page": ("key < end", "true")},
+        "outside the operands",
+    ),
+    "each box of a block in the page of the first": (
+        "prefill_attention-v10_paged_boxes",
+        {"last_box": ("p.place_of(w.number, key)", "p.place_of(w.number, first)")},
+        WRONG,
+    ),
+    "the table read behind the last box": (
+        "prefill_attention-v10_paged_boxes",
+        {"last_box": ("key < w.s.keys", "true")},
+        "outside operand",
+    ),
+    "boxes of the block before": (
+        "prefill_attention-v10_paged_boxes",
+        {"next_boxes": ("block - 2", "block - 1")},
+        WRONG,
+    ),
+    "boxes of the block before, heads packed": (
+        "prefill_attention-v11_paged_short",
+        {"next_boxes": ("block - 2", "block - 1")},
+        WRONG,
+    ),
     "values as far apart as longer keys": (
         "prefill_attention-v05_pingpong",
         {"values_of_stage": ("Tile::kV", "Tile::kK")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -204,6 +205,23 @@ def test_entries_of_early_products_of_packed_weights(
         ungated = Emulated(replace(kernel, name=f"{kernel.name}_swiglu"), compiled(kernel, tmp_path, {1: GATED[1]}), 1)
         ungated(gated, x, w, scales, scales[:0])
         assert (gated.double() - right).norm() > 0.1 * right.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize(
+    ("file", "pages", "shapes"),
+    [
+        ("prefill_attention-v09_paged", (2, 128), [(2, 70, 200, 2, 1, 64)]),
+        ("prefill_attention-v10_paged_boxes", (8, 32, 256), [(2, 140, 300, 2, 1, 64), (1, 70, 260, 2, 1, 192, 128)]),
+        ("prefill_attention-v11_paged_short", (8, 32, 256), [(2, 37, 170, 6, 2, 64), (1, 20, 330, 16, 1, 128)]),
+    ],
+)
+def test_pages_of_sizes_that_no_case_names(file, pages, shapes, layout, library) -> None:
+    op, function = ops.get(FILES[file].op), Emulated(FILES[file], library(file))
+    for page, shape in itertools.product(pages, sizes.named(op, shapes)):
+        params = {"page": str(page), "layout": layout, "lengths": "gaps:1", "lse": "yes"}
+        assert worst(function, op.case("torch_eager", "bfloat16", shape, params)) < 1
 
 
 SCHEDULES = 4  # of each case: not every order of blocks and threads shows a mistake

@@ -77,6 +77,7 @@ def calls() -> dict[str, Call]:
     route |= {"gate_up": half(1, 64, 64), "down": half(1, 64, 32), "offsets": one, "order": ints(0)}
     state = {"a_lse": torch.rand(1, 1, 1), "b_lse": torch.rand(1, 1, 1)}
     packed = {name: half(1, 1, 64) for name in ("q", "k", "v")} | {"cu_seqlens": ints(0, 1)}
+    pages = {"lengths": ints(5), "page_table": ints(0).reshape(1, 1)}
     int4 = {"w": torch.randint(256, (1, 32), dtype=torch.uint8), "format": "int4_g64", "scales": half(1, 1)}
     return {
         **products("matmul"),
@@ -86,6 +87,7 @@ def calls() -> dict[str, Call]:
         **products("swiglu"),
         "attention": Call("attention", attention),
         "attention of packed": Call("attention", packed),
+        "attention of pages": Call("attention", packed | {name: half(1, 16, 1, 64) for name in "kv"} | pages),
         "axpby": Call("axpby", {"a": torch.rand(1, 1, 8), "b": torch.rand(1, 1, 8)}),
         "cascade_attention": Call(
             "cascade_attention",

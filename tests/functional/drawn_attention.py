@@ -79,9 +79,15 @@ def attend(
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, softcap: float | None,
-    lengths: tuple[Tensor, Tensor] | None = None, cu_seqlens: tuple[Tensor, Tensor] | None = None,
-    sinks: Tensor | None = None,
+    lengths: Any = None, cu_seqlens: Any = None, sinks: Tensor | None = None, page_table: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
+    if page_table is not None:
+        k, v = (x[page_table.long()].flatten(1, 2) for x in (k, v))
+        if cu_seqlens is not None:
+            assert isinstance(lengths, Tensor)
+            of_keys = lengths.tolist()
+            k, v = (torch.cat([x[i, :n] for i, n in enumerate(of_keys)]) for x in (k, v))
+            cu_seqlens, lengths = (cu_seqlens, torch.tensor([0, *itertools.accumulate(of_keys)])), None
     found = torch.zeros_like(q)
     options = (causal, q.shape[-1] ** -0.5, window, softcap, sinks)
     if cu_seqlens is not None:
@@ -96,7 +102,10 @@ def attention(
 
 def draw_attention(at: Draw) -> Drawn:
     dtype, batch, heads, dim = at.choice(*HALVES), at.choice(0, 1, 2, 3), at.choice(1, 2, 4), at.choice(64, 128)
-    kv_heads, how = at.choice(*[n for n in (1, 2, 4) if heads % n == 0]), at.choice("whole", "lengths", "packed")
+    kv_heads, how = (
+        at.choice(*[n for n in (1, 2, 4) if heads % n == 0]),
+        at.choice("whole", "lengths", "packed", "pages"),
+    )
     lead: list[tuple[int, ...]] = [(batch, at.size()), (batch, at.size(1))]
     given: dict[str, Any] = {"causal": at.choice(True, False), "window": at.choice(None, None, 1, 3, 7)}
     given["softcap"] = at.choice(None, None, 0.5)
@@ -106,6 +115,16 @@ def draw_attention(at: Draw) -> Drawn:
         ends = [[0, *itertools.accumulate(at.size() for _ in range(batch))] for _ in range(2)]
         given["cu_seqlens"] = tuple(torch.tensor(each).int() for each in ends)
         lead = [(each[-1],) for each in ends]
+    elif how == "pages":
+        slots, most = at.choice(1, 4, 16), at.size(1)
+        given["page_table"] = at.ints(0, 5, batch, most)
+        given["lengths"] = at.ints(0, most * slots + 1, batch)
+        lead[1] = (5, slots)
+        if batch and at.choice(True, False):
+            ends = [0, *itertools.accumulate(at.size() for _ in range(batch))]
+            given["cu_seqlens"], lead[0] = torch.tensor(ends).int(), (ends[-1],)
+        else:
+            given["lengths"] = at.ints(0, lead[0][1] + 1, batch), given["lengths"]
     given |= {"q": at.floats(dtype, *lead[0], heads, dim)}
     given["sinks"] = at.choice(None, None, at.floats(torch.float32, heads) * 3)
     return given | {name: at.floats(dtype, *lead[1], kv_heads, dim) for name in ("k", "v")}, attention

@@ -13,6 +13,14 @@ those of q and k: an axis `v_dim` says so, of 128 where head_dim is 192, as in t
     packed  q and out are (tokens, heads, …), one sequence after the other without padding, k and v likewise.
             q_seqlens and kv_seqlens are int32 (batch + 1,), cumulative from 0: `cu_seqlens`.
 
+`params.page` is none, or the slots of a page of a cache that keeps keys and values, as in decode_attention:
+
+    1, 16, 64   k is (pages, page, kv_heads, head_dim), and v likewise. Key j of sequence b is slot j % page of page
+                page_table[b, j // page], int32 (Kwon et al., Efficient memory management for large language model serving with
+                PagedAttention, 2023). kv_seqlens is int32 (batch,) in both layouts, and q_seqlens is never empty.
+
+Pages of no sequence and slots behind a sequence's last key are NaN in every test; the table's tails are absurd.
+
 `params.lengths` draws the lengths, the same part of seq_q and of seq_kv for a sequence. What lies behind them in q, k and v is
 not used: it is NaN in every test.
 
@@ -53,6 +61,7 @@ from minfer.ops import (
     offsets,
     one_of,
     out,
+    page_table,
     size,
     within,
 )  # fmt: skip
@@ -63,12 +72,19 @@ from minfer.ops.tensors import Floats
 U = 2.0**-24
 LATENT = (192, 128)  # head_dim and v_dim of DeepSeek's models
 TAIL = 16  # rows of poison behind the keys of packed sequences
+SPARE = 2  # pages of no sequence
 MOST_SCORES = 1 << 25  # that the reference has at once: 256 MB in fp64
 Tensor = torch.Tensor
 
 
 def is_packed(case: Case) -> bool:
     return case.params["layout"] == "packed"
+
+
+def page_of(case: Case) -> int:
+    """Slots of a page; 0 where keys and values are not in pages."""
+    page = case.params.get("page", "none")
+    return 0 if page == "none" else int(page)
 
 
 def v_dim(case: Case) -> int:
@@ -117,12 +133,19 @@ class Rows(Floats):
             rows[..., half:] = rows[..., :half]
 
 
+def pages_of(case: Case) -> list[int]:
+    """How many pages each sequence has; none where keys are not in pages."""
+    page = page_of(case)
+    return [-(-keys // page) for _, keys in lengths_of(case)] if page else []
+
+
 def tensors(case: Case) -> list[Spec]:
     batch, heads, kv_heads, dim = case["batch"], case["heads"], case["kv_heads"], case["head_dim"]
     queries, keys = (list(of) for of in zip(*lengths_of(case), strict=True))
     of_q: tuple[int, ...] = (batch, case["seq_q"])
     of_kv: tuple[int, ...] = (batch, case["seq_kv"])
     of_lse: tuple[int, ...] = (batch, heads, case["seq_q"])
+    page, used = page_of(case), pages_of(case)
     seqlens: list[list[int]] = [[], []]
     masks: list[Tensor | None] = [None, None]
     if is_packed(case):
@@ -130,19 +153,32 @@ def tensors(case: Case) -> list[Spec]:
         of_q, of_kv, of_lse = (total,), (sum(keys) + TAIL,), (heads, total)
         seqlens = [offsets(queries), offsets(keys)]
         masks[1] = (torch.arange(sum(keys) + TAIL) >= sum(keys))[:, None, None]
-    elif case.params["lengths"] != "full":
+    elif case.params["lengths"] != "full" or page:
         seqlens = [queries, keys]
         masks = [behind(queries, case["seq_q"]), behind(keys, case["seq_kv"])]
 
     def rows(mask: Tensor | None, is_query: bool) -> Rows:
         return Rows(1.0, 0.0, None if mask is None else lambda made: mask.to(made["out"].device), is_query)
 
+    def unused(made: Tensors) -> Tensor:
+        """The slots without a key, (pages, page, 1, 1)."""
+        free = torch.ones(sum(used) + SPARE, page, dtype=torch.bool)
+        for row, count, number in zip(made["page_table"].cpu().long(), used, keys, strict=True):
+            free[row[:count]] = torch.arange(count * page).view(count, page) >= number
+        return free.to(made["out"].device)[:, :, None, None]
+
+    of_k, table = rows(masks[1], False), []
+    if page:
+        of_kv, seqlens[1], of_k = (sum(used) + SPARE, page), keys, Rows(1.0, 0.0, unused, False)
+        fill = page_table(used, of_kv[0], ["k", "v"])
+        table = [given("page_table", batch, max(used), dtype="int32", fill=fill)]
     return [
         out("out", *of_q, heads, v_dim(case)),
         out("lse", *(of_lse if case.params["lse"] == "yes" else (0,)), dtype="float32"),
         given("q", *of_q, heads, dim, fill=rows(masks[0], True)),
-        given("k", *of_kv, kv_heads, dim, fill=rows(masks[1], False)),
-        given("v", *of_kv, kv_heads, v_dim(case), fill=floats(poison=rows(masks[1], False).poison)),
+        *table,
+        given("k", *of_kv, kv_heads, dim, fill=of_k),
+        given("v", *of_kv, kv_heads, v_dim(case), fill=floats(poison=of_k.poison)),
         given("q_seqlens", len(seqlens[0]), dtype="int32", fill=fixed(seqlens[0])),
         given("kv_seqlens", len(seqlens[1]), dtype="int32", fill=fixed(seqlens[1])),
     ]
@@ -156,13 +192,14 @@ def reference(case: Case, t: Tensors, causal: bool, window: int, softcap: float)
     made["lse_bound"] = torch.zeros_like(made["lse"])
     first_q = first_kv = 0
     for sequence, (queries, keys) in enumerate(lengths_of(case)):
-        if is_packed(case):
-            of: Any = slice(first_q, first_q + queries)
-            k, v = (t[name][first_kv : first_kv + keys] for name in ("k", "v"))
-            first_q, first_kv = first_q + queries, first_kv + keys
+        of: Any = slice(first_q, first_q + queries) if is_packed(case) else (sequence, slice(queries))
+        of_kv: Any = slice(first_kv, first_kv + keys) if is_packed(case) else (sequence, slice(keys))
+        first_q, first_kv = first_q + queries, first_kv + keys
+        if page := page_of(case):
+            pages = t["page_table"][sequence, : -(-keys // page)].long()
+            k, v = (t[name][pages].flatten(0, 1)[:keys] for name in ("k", "v"))
         else:
-            of = (sequence, slice(queries))
-            k, v = (t[name][sequence, :keys] for name in ("k", "v"))
+            k, v = (t[name][of_kv] for name in ("k", "v"))
         q = t["q"][of]
         rows = max(1, MOST_SCORES // (max(1, keys) * case["heads"]))
         begin, end = spans(queries, keys, causal, window)
@@ -243,14 +280,18 @@ def pairs(case: Case) -> int:
 
 
 def traffic(case: Case) -> tuple[float, float]:
-    """Queries that there are, keys and values that any query sees; all of out and of lse."""
+    """Queries that there are, keys and values that any query sees, and where they lie; all of out and of lse."""
     of_k, of_v = (1.0 * dim * DTYPES[case.dtype].itemsize for dim in (case["head_dim"], v_dim(case)))
     queries = sum(queries for queries, _ in lengths_of(case))
-    keys = sum(int(end.max() - begin.min()) for begin, end in spans_of(case) if len(begin) and end.max() > begin.min())
+    seen = [
+        (int(begin.min()), int(end.max())) for begin, end in spans_of(case) if len(begin) and end.max() > begin.min()
+    ]
+    keys, page = sum(end - begin for begin, end in seen), page_of(case)
+    entries = sum(-(-end // page) - begin // page for begin, end in seen) if page else 0
     written = queries if is_packed(case) else case["batch"] * case["seq_q"]
     lse = 4.0 * written * case["heads"] if case.params["lse"] == "yes" else 0.0
     read = of_k * queries * case["heads"] + (of_k + of_v) * keys * case["kv_heads"]
-    return read, of_v * written * case["heads"] + lse
+    return read + 4.0 * entries, of_v * written * case["heads"] + lse
 
 
 def check_v_dim(size: int, sizes: Sizes) -> str | None:
@@ -286,6 +327,12 @@ def shape(
     return sizes | ({"v_dim": v_dim} if v_dim else {})
 
 
+def attention(minfer: Any, *tensors: Tensor, causal: bool, window: int, softcap: float) -> Any:
+    _, _, q, *table, k, v, q_seqlens, kv_seqlens = tensors
+    paged = {"page_table": table[0], "lengths": (q_seqlens, kv_seqlens)} if table else {}
+    return minfer.attention(q, k, v, causal=causal, window=window or None, softcap=softcap or None, **paged)
+
+
 op = Op(
     "prefill_attention",
     axes={
@@ -301,7 +348,9 @@ op = Op(
         "layout": ("padded", "packed"),
         "lengths": Ragged(examples=("full", "gaps:1")),
         "lse": ("no", "yes"),
+        "page": ("none", "1", "16", "64"),
     },
+    later=("page",),
     tensors=tensors,
     reference=reference,
     calls={
@@ -337,29 +386,40 @@ op = Op(
     },
 )
 
+WHOLE, PAGED, BOXES = ({"page": pages} for pages in (("none",), ("1", "16", "64"), ("16", "64")))
 baselines.register(op)
-op.cuda("v01_naive.cu")
-op.cuda("v02_flash.cu", requires=heads_of(64, 96, 128, 256, latent=True))
-op.cuda("v03_mma.cu", preferred="short_prompts_of_wide_heads")
-op.cuda("v04_wgmma.cu", archs="sm_90a")
-op.cuda("v05_pingpong.cu", archs="sm_90a")
-op.cuda("v06_no_maximum.cu", archs="sm_90a", requires=heads_of(64, 96, 128, latent=True))
-op.cuda("v07_short.cu", archs="sm_90a", requires=heads_of(64, 128), preferred="short_prompts")
+op.cuda("v01_naive.cu", params=WHOLE)
+op.cuda("v02_flash.cu", params=WHOLE, requires=heads_of(64, 96, 128, 256, latent=True))
+op.cuda("v03_mma.cu", params=WHOLE, preferred="short_prompts_of_wide_heads")
+op.cuda("v04_wgmma.cu", params=WHOLE, archs="sm_90a")
+op.cuda("v05_pingpong.cu", params=WHOLE, archs="sm_90a")
+op.cuda("v06_no_maximum.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 96, 128, latent=True))
+op.cuda("v07_short.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 128), preferred="short_prompts")
 op.cuda(
     "v08_compact.cu",
+    params=WHOLE,
     archs="sm_90a",
     requires=heads_of(64, 128),
     preferred="very_short_prompts",
     entries=("sinks",),
 )
-op.triton("triton_flash.py", requires=heads_of(64, 128, 256))
-op.cpp("cpu_naive.cpp")
-op.cpp("cpu_blocked.cpp")
+op.cuda("v09_paged.cu", params=PAGED)
+op.cuda(
+    "v10_paged_boxes.cu",
+    params=BOXES,
+    archs="sm_90a",
+    requires=heads_of(64, 96, 128, latent=True),
+    preferred="long_chunks",
+)
+op.cuda("v11_paged_short.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128))
+op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))
+op.cpp("cpu_naive.cpp", params=WHOLE)
+op.cpp("cpu_naive.cpp", name="cpu_naive_paged", params=PAGED)
+op.cpp("cpu_blocked.cpp", params=WHOLE)
+op.cpp("cpu_blocked.cpp", name="cpu_blocked_paged", params=PAGED)
 op.function(
     "attention",
-    lambda minfer, out, lse, q, k, v, q_seqlens, kv_seqlens, causal, window, softcap: minfer.attention(
-        q, k, v, causal=causal, window=window or None, softcap=softcap or None
-    ),
+    attention,
     returns=(0,),
     params={"layout": ("padded",), "lengths": ("full",), "lse": ("no",)},
 )

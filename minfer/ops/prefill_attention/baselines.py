@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,6 +58,38 @@ def unpoisoned(x: Tensor, seqlens: Tensor) -> Tensor:
     token = torch.arange(x.shape[-3], device=x.device)
     unused = token >= (seqlens[-1:] if x.dim() == 3 else seqlens[:, None])
     return x.masked_fill(unused[..., None, None], 0.0)
+
+
+def gathered(
+    k: Tensor, v: Tensor, kv_seqlens: Tensor, page_table: Tensor, packed: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values out of their pages, in a padded batch, or one sequence after the other; and kv_seqlens for these. The
+    host does not know the lengths: the tensors have room for all that the table has."""
+    pages, slots = k.shape[:2]
+    most = page_table.shape[1] * slots
+    if packed:
+        kv_seqlens = torch.nn.functional.pad(kv_seqlens.cumsum(0), (1, 0)).int()
+        sequence, place, _ = places(kv_seqlens, len(page_table) * most)
+        sequence, place = sequence.clamp_max(len(page_table) - 1), place.clamp_max(most - 1)
+    else:
+        sequence, place = (torch.arange(count, device=k.device) for count in (len(page_table), most))
+        sequence = sequence[:, None]
+    page = page_table[sequence, place // slots].clamp(0, pages - 1)  # the tails of the table are of no page
+    rows = page.long() * slots + place % slots
+    return k.flatten(0, 1)[rows], v.flatten(0, 1)[rows], kv_seqlens
+
+
+def of_pages(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for keys and values in pages, too, which it gathers first."""
+
+    @wraps(function)
+    def call(out: Tensor, lse: Tensor, q: Tensor, *given: Tensor, **scalars: Any) -> Any:
+        *table, k, v, q_seqlens, kv_seqlens = given
+        if table:
+            k, v, kv_seqlens = gathered(k, v, kv_seqlens, table[0], q.dim() == 3)
+        return function(out, lse, q, k, v, q_seqlens, kv_seqlens, **scalars)
+
+    return call
 
 
 def eager(
@@ -247,15 +279,23 @@ def cudnn_sizes(case: Case) -> str | None:
 def register(op: Op) -> None:
     """PyTorch's first, which ratios are against; the definition is the baseline where that does not support a case."""
     plain = {"call": ("causal", "full"), "lse": ("no",)}
-    whole = {"layout": ("padded",), "lengths": ("full",), "lse": ("no",)}
-    op.torch("torch", sdpa, baseline=True, returns=(0,), params=plain, requires=torch_sizes)
-    op.torch("torch_eager", eager, baseline=True)
+    backend_of = plain | {"page": ("none",)}
+    whole = {"layout": ("padded",), "lengths": ("full",), "lse": ("no",), "page": ("none",)}
+    op.torch("torch", of_pages(sdpa), baseline=True, returns=(0,), params=plain, requires=torch_sizes)
+    op.torch("torch_eager", of_pages(eager), baseline=True)
     for name, backend, requires in (
         ("torch_flash", "FLASH_ATTENTION", flash_sizes),
         ("torch_cudnn", "CUDNN_ATTENTION", cudnn_sizes),
     ):
-        op.peer(name, by_backend(backend), "torch.nn.attention", returns=(0,), params=plain, requires=requires)
+        op.peer(name, by_backend(backend), "torch.nn.attention", returns=(0,), params=backend_of, requires=requires)
     op.peer(
         "torch_flex", flex, "torch.nn.attention.flex_attention", returns=(0,), params=whole, requires=without_empty_rows
     )
-    op.peer("flash_attn_4", flash_attn_4, "flash_attn", returns=(0,), params={"lse": ("no",)}, requires=hopper_sizes)
+    op.peer(
+        "flash_attn_4",
+        flash_attn_4,
+        "flash_attn",
+        returns=(0,),
+        params={"lse": ("no",), "page": ("none",)},
+        requires=hopper_sizes,
+    )

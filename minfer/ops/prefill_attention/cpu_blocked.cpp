@@ -32,8 +32,9 @@ inline float add(float* scores, const Span& seen, float& max, float& total) {
   return rescale;
 }
 
-template <typename T>
-void attend(const Attention<T>& p, int number, const Sequence& s, int row0, int head, Buffers& b) {
+template <typename P>
+void attend(const P& p, int number, const Sequence& s, int row0, int head, Buffers& b) {
+  using T = typename P::Element;
   const int rows = std::min(kRows, p.rows(s) - row0), live = std::min(rows, s.queries - row0), dim = p.dim, v_dim = p.v_dim;
   const int kv_head = p.kv_head(head), begin = p.span(s, row0).begin, end = live > 0 ? p.span(s, row0 + live - 1).end : 0;
   float max[kRows], total[kRows] = {};
@@ -46,8 +47,8 @@ void attend(const Attention<T>& p, int number, const Sequence& s, int row0, int 
   for (int key0 = begin; key0 < end; key0 += kKeys) {
     const int keys = std::min(kKeys, end - key0);
     for (int j = 0; j < keys; ++j) {
-      const T* k = p.k.at(number, s.first_kv + key0 + j, kv_head);
-      const T* v = p.v.at(number, s.first_kv + key0 + j, kv_head);
+      const T* k = p.k_at(number, s, key0 + j, kv_head);
+      const T* v = p.v_at(number, s, key0 + j, kv_head);
       for (int d = 0; d < dim; ++d) b.k[d * kKeys + j] = widen(k[d]);
       for (int d = 0; d < v_dim; ++d) b.v[j * v_dim + d] = widen(v[d]);
     }
@@ -80,8 +81,8 @@ void attend(const Attention<T>& p, int number, const Sequence& s, int row0, int 
   }
 }
 
-template <typename T>
-void launch(const Attention<T>& p) {
+template <typename P>
+void launch(const P& p) {
   for (int number = 0; number < p.batch; ++number) {
     const Sequence s = p.sequence(number);
     const int blocks = (p.rows(s) + kRows - 1) / kRows;
@@ -96,3 +97,4 @@ void launch(const Attention<T>& p) {
 }  // namespace minfer
 
 MINFER_PREFILL_ATTENTION(prefill_attention_cpu_blocked, minfer::launch)
+MINFER_PAGED_PREFILL_ATTENTION(prefill_attention_cpu_blocked_paged, minfer::launch)

@@ -9,15 +9,16 @@
 
 namespace minfer {
 
-template <typename T>
-void attend(const Attention<T>& p, int number, const Sequence& s, int query, int head, std::vector<float>& scores) {
+template <typename P>
+void attend(const P& p, int number, const Sequence& s, int query, int head, std::vector<float>& scores) {
+  using T = typename P::Element;
   T* out = p.out.at(number, s.first_q + query, head);
   const Span span = query < s.queries ? p.span(s, query) : Span{0, 0};
   std::vector<float> sums(p.v_dim);
   float max = -INFINITY, sum = 0.0f;
   for (int key = span.begin; key < span.end; ++key) {
     const T* q = p.q.at(number, s.first_q + query, head);
-    const T* k = p.k.at(number, s.first_kv + key, p.kv_head(head));
+    const T* k = p.k_at(number, s, key, p.kv_head(head));
     float score = 0.0f;
     for (int i = 0; i < p.dim; ++i) score += static_cast<float>(q[i]) * static_cast<float>(k[i]);
     score *= p.scale;
@@ -26,7 +27,7 @@ void attend(const Attention<T>& p, int number, const Sequence& s, int query, int
     max = score > max ? score : max;
   }
   for (int key = span.begin; key < span.end; ++key) {
-    const T* v = p.v.at(number, s.first_kv + key, p.kv_head(head));
+    const T* v = p.v_at(number, s, key, p.kv_head(head));
     const float power = std::exp(scores[key] - max);
     sum += power;
     for (int i = 0; i < p.v_dim; ++i) sums[i] += power * static_cast<float>(v[i]);
@@ -35,8 +36,8 @@ void attend(const Attention<T>& p, int number, const Sequence& s, int query, int
   if (p.lse) *p.lse_at(number, s, query, head) = span.begin < span.end ? max + std::log(sum) : -INFINITY;
 }
 
-template <typename T>
-void launch(const Attention<T>& p) {
+template <typename P>
+void launch(const P& p) {
   for (int number = 0; number < p.batch; ++number) {
     const Sequence s = p.sequence(number);
     torch::stable::parallel_for(0, int64_t(p.rows(s)) * p.heads, 4, [&](int64_t begin, int64_t end) {
@@ -50,3 +51,4 @@ void launch(const Attention<T>& p) {
 }  // namespace minfer
 
 MINFER_PREFILL_ATTENTION(prefill_attention_cpu_naive, minfer::launch)
+MINFER_PAGED_PREFILL_ATTENTION(prefill_attention_cpu_naive_paged, minfer::launch)

@@ -63,8 +63,8 @@ Order make_order(const Attention<T>& p, int64_t l2_bytes = 0) {
 }
 
 // Piece `index` in this order.
-template <int kBlockN, typename T>
-__device__ Work work_of(const Attention<T>& p, int index, const Order& order) {
+template <int kBlockN, typename P>
+__device__ Work work_of(const P& p, int index, const Order& order) {
   Work w{-1, 0, 0, {}, 0, 0};
   const int group = (int64_t(index / order.tiles + 1) * order.groups - 1) / order.units, first = order.first_unit(group);
   const int units = order.first_unit(group + 1) - first, within = index - first * order.tiles, unit = first + within % units;
@@ -347,19 +347,19 @@ struct Rows64 {
   }
 };
 
-template <typename T>
-AttentionMaps make_maps(const Attention<T>& p, int block_n) {
+template <typename P>
+AttentionMaps make_maps(const P& p, int block_n) {
   require_vectors(p);
   AttentionMaps maps;
   const int batch = p.packed ? 1 : p.batch;
-  const auto make = [&](HeadsMap& map, const auto& of, int dim, int tokens, int heads, int box) {
-    return make_heads_map(map, of.begin, batch, tokens, heads, dim, of.of_outer, of.of_inner, of.of_head, box);
+  const auto make = [&](HeadsMap& map, const auto& of, int dim, int blocks, int tokens, int heads, int box) {
+    return make_heads_map(map, of.begin, blocks, tokens, heads, dim, of.of_outer, of.of_inner, of.of_head, box);
   };
   // Without any keys there is no tensor map, and no block uses one.
-  STD_TORCH_CHECK(make(maps.q, p.q, p.dim, p.seq_q, p.heads, kBlockM) &&
-                      make(maps.out, p.out, p.v_dim, p.seq_q, p.heads, kRowsOfWarp) &&
-                      (p.seq_kv == 0 || (make(maps.k, p.k, p.dim, p.seq_kv, p.kv_heads, block_n) &&
-                                         make(maps.v, p.v, p.v_dim, p.seq_kv, p.kv_heads, block_n))),
+  STD_TORCH_CHECK(make(maps.q, p.q, p.dim, batch, p.seq_q, p.heads, kBlockM) &&
+                      make(maps.out, p.out, p.v_dim, batch, p.seq_q, p.heads, kRowsOfWarp) &&
+                      (p.seq_kv == 0 || (make(maps.k, p.k, p.dim, p.blocks(), p.slots(), p.kv_heads, block_n) &&
+                                         make(maps.v, p.v, p.v_dim, p.blocks(), p.slots(), p.kv_heads, block_n))),
                   "prefill_attention: the driver knows no tensor map for these tensors; it must be one of CUDA 12 or newer, "
                   "and strides under 2^39 elements");
   return maps;

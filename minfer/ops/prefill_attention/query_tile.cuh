@@ -25,8 +25,8 @@ dim3 query_tiles(const Attention<T>& p) {
 
 // The tile of this block; a whole warp calls it. The tiles of a sequence come from the last to the first: under a causal mask
 // the last has the most work, and short tiles should end the launch.
-template <int kRows, typename T>
-__device__ QueryTile query_tile(const Attention<T>& p) {
+template <int kRows, typename P>
+__device__ QueryTile query_tile(const P& p) {
   if (!p.packed) return {static_cast<int>(blockIdx.z), p.sequence(blockIdx.z), int(gridDim.x - 1 - blockIdx.x) * kRows};
   const int lane = threadIdx.x % 32;
   int before = 0;

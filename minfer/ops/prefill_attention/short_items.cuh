@@ -72,8 +72,8 @@ struct ShortTiles {
 };
 
 // Item number `index` of `order`. A whole warp calls it.
-template <typename T>
-__device__ Item item_of(const Attention<T>& p, int index, const Order& order, int log_packed) {
+template <typename P>
+__device__ Item item_of(const P& p, int index, const Order& order, int log_packed) {
   Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {}};
   Work& w = item.w;
   const int group = (int64_t(index / order.tiles + 1) * order.groups - 1) / order.units, first = order.first_unit(group);
@@ -125,9 +125,8 @@ __device__ Item item_of(const Attention<T>& p, int index, const Order& order, in
 
 // Takes items for the copying thread and the consumers, until there are none. The first item of a thread block has the block's
 // own number. `drawn` counts the others that all blocks have taken; the last one wraps it to zero. A whole warp calls it.
-template <typename T, int kDim>
-__device__ void take_items(const ShortTiles<T, kDim>& tile, const Attention<T>& p, const Order& order, int log_packed,
-                           unsigned* drawn) {
+template <typename T, int kDim, typename P>
+__device__ void take_items(const ShortTiles<T, kDim>& tile, const P& p, const Order& order, int log_packed, unsigned* drawn) {
   const bool is_first_lane = threadIdx.x % 32 == 0;
   int index = blockIdx.x;
   for (Ring<kSlots> slot;; slot.advance()) {
@@ -208,20 +207,20 @@ Order make_packed_order(const Attention<T>& p, int log_packed) {
   return {static_cast<int>(units), static_cast<int>(tiles), static_cast<int>((units + most - 1) / most)};
 }
 
-template <typename T>
-AttentionMaps make_packed_maps(const Attention<T>& p, int block_n, int packed) {
+template <typename P>
+AttentionMaps make_packed_maps(const P& p, int block_n, int packed) {
   require_vectors(p);
   AttentionMaps maps;
   const int batch = p.packed ? 1 : p.batch;
-  const auto make = [&](HeadsMap& map, const auto& of, int tokens, int heads, int rows, int packed) {
-    return make_grouped_heads_map(map, of.begin, batch, tokens, heads, p.dim, of.of_outer, of.of_inner, of.of_head,
+  const auto make = [&](HeadsMap& map, const auto& of, int blocks, int tokens, int heads, int rows, int packed) {
+    return make_grouped_heads_map(map, of.begin, blocks, tokens, heads, p.dim, of.of_outer, of.of_inner, of.of_head,
                                   rows / packed, packed);
   };
   // Without any keys there is no tensor map, and no block uses one.
-  STD_TORCH_CHECK(make(maps.q, p.q, p.seq_q, p.heads, kRows, packed) &&
-                      make(maps.out, p.out, p.seq_q, p.heads, kRowsOfWarp, packed) &&
-                      (p.seq_kv == 0 || (make(maps.k, p.k, p.seq_kv, p.kv_heads, block_n, 1) &&
-                                         make(maps.v, p.v, p.seq_kv, p.kv_heads, block_n, 1))),
+  STD_TORCH_CHECK(make(maps.q, p.q, batch, p.seq_q, p.heads, kRows, packed) &&
+                      make(maps.out, p.out, batch, p.seq_q, p.heads, kRowsOfWarp, packed) &&
+                      (p.seq_kv == 0 || (make(maps.k, p.k, p.blocks(), p.slots(), p.kv_heads, block_n, 1) &&
+                                         make(maps.v, p.v, p.blocks(), p.slots(), p.kv_heads, block_n, 1))),
                   "prefill_attention: the driver knows no tensor map for these tensors; it must be one of CUDA 12 or newer, "
                   "and strides under 2^39 elements");
   return maps;
