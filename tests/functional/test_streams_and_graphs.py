@@ -77,7 +77,7 @@ class Problem:
 
 PROBLEMS = {
     "matmul": Problem(
-        lambda: product(4608, 4096, 4096, "TN"), "hgemm", "bfloat16", (4608, 4096, 4096), ("TN", "float32")
+        lambda: product(3280, 4096, 4096, "TN"), "hgemm", "bfloat16", (3280, 4096, 4096), ("TN", "float32")
     ),
     "matmul of few rows": Problem(
         lambda: product(16, 4099, 4096, "NN"), "hgemm", "bfloat16", (16, 4099, 4096), ("NN", "float32")
