@@ -1,8 +1,9 @@
 """How fast minfer's functions are at randomly drawn problems, from parquet: `python analysis/make.py anywhere`.
 
-Reads the rows of drawn problems (`+sweep=anywhere`), which no other table shows, and writes a table of each device between the
-markers `<!-- anywhere:begin -->` and `<!-- anywhere:end -->` of docs/anywhere.md, with a plot of all problems and the names of
-the slowest ten of each op. A ratio is the function's speed over that of the fastest other implementation, cold.
+Reads the rows of drawn problems (`+sweep=anywhere`), which no other table shows. Between `<!-- anywhere:begin -->` and
+`<!-- anywhere:end -->` of docs/anywhere.md it writes a table of each device with a line a function, and a plot of all problems.
+Between `<!-- drawn:begin -->` and `<!-- drawn:end -->` of an op's page, docs/<op>.md, it writes the same figures by ranges of
+sizes, and the names of the slowest ten. A ratio is the function's speed over that of the fastest other implementation, cold.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +24,7 @@ from minfer.analysis.makers import Maker, Options
 from minfer.analysis.plots import files
 from minfer.analysis.plots.every_op import Picture
 from minfer.analysis.plots.strips import strips
-from minfer.analysis.tables.markdown import escape, significant, table_lines, update
+from minfer.analysis.tables.markdown import escape, has_markers, significant, table_lines, update
 from minfer.rows import store
 from minfer.rows.problems import natural, number
 from minfer.rows.rules import is_too_wide
@@ -33,9 +35,23 @@ DEFINITION = "torch_eager"  # in fp32 and in several launches; not an implementa
 TOO_WIDE = "the interval of its ratio is too wide"
 WORST = 10  # problems of an op that are named
 PLOT = "anywhere-functions"
-COLUMNS = [*WHICH, "dtype", "shape", "device", "device_kind", "torch", "drawn", "chosen", "message", "baseline"]
+FIGURES = ["Problems", "Geometric mean", "Least", "Not slower"]
+# What tells small problems from large ones, by the axis of the op: the first of these that it has.
+SIZES = {"m": "M", "tokens": "Tokens", "rows": "Rows", "seq_q": "Queries of a sequence", "batch": "Requests"}
+STARTS = (1, 17, 129, 1025, 8193)  # of the ranges of sizes
+ABOUT = """\
+## At drawn problems
+
+Kernels are tuned at some sizes; these problems are drawn at random from the layers of public models. A ratio is the function's
+speed, in cold calls, over that of the fastest implementation outside of minfer at the same problem. Where PyTorch has no kernel
+of its own, that one takes several launches, so the ratio is high and says little. *Not slower* is the share of problems at
+which the function is faster or ties. [The page of all functions](anywhere.md) says how problems are drawn, and whether the
+rules that choose a kernel are newer than the rows.
+"""
+NO_ROWS = "No rows yet: `uv run python -m minfer.launch +sweep=anywhere draw.problems=200 draw.seed=7` makes some.\n"
+COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind", "torch", "drawn", "chosen", "message"]
 COLUMNS += [f"cold_{name}" for name in ("us", "baseline_us", "speedup", "speedup_low", "speedup_high", "aa_spread")]
-COLUMNS += ["cold_verdict"]
+COLUMNS += ["cold_verdict", "baseline"]
 
 
 @dataclass(frozen=True)
@@ -52,19 +68,11 @@ class Point:
 class Distribution:
     """A function's ratios at the problems of a seed, the least first."""
 
+    op: str
     name: str
     seed: int
     points: list[Point]
     without: list[str]  # for each drawn problem without a ratio, why it has none
-
-    @property
-    def mean(self) -> float:
-        return math.exp(sum(math.log(point.ratio) for point in self.points) / len(self.points))
-
-    @property
-    def share(self) -> float:
-        """Of problems at which it is not slower."""
-        return sum(point.verdict != "slower" for point in self.points) / len(self.points)
 
 
 def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
@@ -86,7 +94,7 @@ def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
                 x for row in mine if isinstance(x := points[row["case"]], str) and row["status"] != "unsupported"
             ]
             if known:
-                found.setdefault(device, []).append(Distribution(name, seed, known, without))
+                found.setdefault(device, []).append(Distribution(op, name, seed, known, without))
     return found
 
 
@@ -111,20 +119,33 @@ def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | str:
     return Point(row, speedup, row["cold_verdict"], row["baseline"])
 
 
-def lines(device: str, found: list[Distribution], picture: str) -> Iterator[str]:
-    """What is told of a device."""
+def figures(points: list[Point]) -> list[str]:
+    """The cells of FIGURES. `points` has the least ratio first."""
+    mean = math.exp(sum(math.log(point.ratio) for point in points) / len(points))
+    share = sum(point.verdict != "slower" for point in points) / len(points)
+    return [str(len(points)), f"{significant(mean, 3)}×", f"{significant(points[0].ratio, 3)}×", f"{100 * share:.0f} %"]
+
+
+def overview(device: str, found: list[Distribution], picture: str, docs: Path) -> Iterator[str]:
+    """What docs/anywhere.md tells of a device."""
     yield from [f"## {escape(device)}", "", picture, ""]
-    header = ["Function", "Seed", "Problems", "Geometric mean", "Least", "Not slower", "Without a ratio"]
-    body = [
-        [
-            f"`minfer.{of.name}`", str(of.seed), str(len(of.points)), f"{significant(of.mean, 3)}×",
-            f"{significant(of.points[0].ratio, 3)}×", f"{100 * of.share:.0f} %", str(len(of.without)),
-        ]
-        for of in found
-    ]  # fmt: skip
-    yield from table_lines(header, [":--", *["--:"] * 6], body)
+    body = []
     for of in found:
-        yield from ["", f"The slowest of `minfer.{of.name}`, seed {of.seed}:", ""]
+        name = f"`minfer.{of.name}`"
+        if (docs / f"{of.op}.md").is_file():
+            name = f"[{name}]({of.op}.md#at-drawn-problems)"
+        body.append([name, str(of.seed), *figures(of.points), str(len(of.without))])
+    yield from table_lines(["Function", "Seed", *FIGURES, "Without a ratio"], [":--", *["--:"] * 6], body)
+    yield ""
+
+
+def section(found: list[tuple[str, Distribution]]) -> Iterator[str]:
+    """What the page of an op tells of its functions, each with a device."""
+    yield ABOUT
+    if not found:
+        yield NO_ROWS
+    for device, of in found:
+        yield from [f"**{escape(device)} · `minfer.{of.name}` · seed {of.seed}**", "", *range_lines(of.points), ""]
         worst = [
             [
                 escape(point.row["problem"]), f"{significant(point.ratio, 3)}×", escape(point.other),
@@ -132,13 +153,34 @@ def lines(device: str, found: list[Distribution], picture: str) -> Iterator[str]
             ]
             for point in of.points[:WORST]
         ]  # fmt: skip
-        yield from table_lines(
-            ["Problem", "Speed over the best other", "Best other", "Chosen kernel"], [":--", "--:", ":--", ":--"], worst
-        )
+        header = ["The slowest problems", "Speed over the best other", "Best other", "Chosen kernel"]
+        yield from [*table_lines(header, [":--", "--:", ":--", ":--"], worst), ""]
         if of.without:
             why = sorted(set(of.without), key=natural)
-            yield from ["", f"Without a ratio, {len(of.without)}: {escape('; '.join(why), 300)}"]
-    yield ""
+            yield from [f"Without a ratio, {len(of.without)}: {escape('; '.join(why), 300)}", ""]
+
+
+def range_lines(points: list[Point]) -> list[str]:
+    """A line for each range of sizes that has problems, and one for all; of each group of formats, where an op has some."""
+    axis = next((axis for axis in SIZES if axis in points[0].row["shape"]), "")
+    body = []
+    for form, group in groupby(sorted(points, key=format_of, reverse=True), format_of):
+        of_form = list(group)
+        for first, after in pairwise((*STARTS, math.inf)):
+            inside = [point for point in of_form if first <= point.row["shape"].get(axis, 0) < after]
+            size = f"{first}–{after - 1}" if after < math.inf else f"from {first}"
+            if inside:
+                body.append([form, size, *figures(inside)])
+        body.append([form, "all", *figures(of_form)])
+    header = ["Format", SIZES.get(axis, "Size"), *FIGURES]
+    shown = slice(0 if body[0][0] else 1, None)
+    return table_lines(header[shown], [":--", *["--:"] * 5][shown], [cells[shown] for cells in body])
+
+
+def format_of(point: Point) -> str:
+    """The group of a format of weights: int4, fp8 or GGUF, whose best others differ. Empty for an op that has no formats."""
+    name = (point.row["params"] or {}).get("format", "")
+    return next((form for form in ("int4", "fp8") if name.startswith(form)), "GGUF") if name else ""
 
 
 def picture_of(device: str, found: list[Distribution]) -> Picture:
@@ -152,16 +194,19 @@ def write(table: pa.Table, options: Options) -> list[str]:
     problems = files.bring_up_to_date(pictures, options.plots, PLOT, COMMAND, options.check)
     page = options.docs / "anywhere.md"
     text: list[str] = []
-    for device, of in found.items():
+    sections: dict[str, list[tuple[str, Distribution]]] = {}
+    for device, of_device in found.items():
         path = options.plots / store.slug(device) / PLOT
         shown = Path(os.path.relpath(path, page.parent)).as_posix()
-        text += lines(device, of, files.shown(shown, pictures[path].about))
-    body = (
-        "\n".join(text)
-        or "No rows yet: `uv run python -m minfer.launch +sweep=anywhere draw.problems=200 draw.seed=7` makes some.\n"
-    )
-    problem = update(page, "anywhere", body, COMMAND, options.check)
-    return problems + ([problem] if problem else [])
+        text += overview(device, of_device, files.shown(shown, pictures[path].about), options.docs)
+        for of in of_device:
+            sections.setdefault(of.op, []).append((device, of))
+    said = [update(page, "anywhere", "\n".join(text) or NO_ROWS, COMMAND, options.check)]
+    for of_op in sorted(options.docs.glob("*.md")):
+        if of_op.stem in sections or has_markers(of_op, "drawn"):
+            body = "\n".join(section(sections.get(of_op.stem, [])))
+            said.append(update(of_op, "drawn", body, COMMAND, options.check))
+    return problems + [problem for problem in said if problem]
 
 
 MAKER = Maker(write, COLUMNS, of_drawn=True)

@@ -1,4 +1,4 @@
-"""docs/anywhere.md from rows: drawn problems are shown there, and nowhere else."""
+"""docs/anywhere.md and the pages of ops from rows: drawn problems are shown there, and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from minfer.rows import store
 from tests.tables import row
 
 PAGE = "<!-- anywhere:begin -->\n<!-- anywhere:end -->\n"
+OF_OP = "# An op\n\n<!-- drawn:begin -->\n<!-- drawn:end -->\n"
+ROW = "| `minfer.matmul`"  # of a function whose op has no page, so that the name is no link
 
 
 def drawn(kernel: str, m: int, us: float, backend: str = "torch", **values: Any) -> store.Row:
@@ -30,17 +32,30 @@ def function(m: int, us: float, **values: Any) -> store.Row:
     return drawn("matmul", m, us, "function", **{"chosen": "v05_pipelined, the fastest of 3"} | values)
 
 
-def page(folder: Path, *rows: store.Row, check: int = 0) -> str:
+def of(op: str, name: str, problem: str, us: float) -> list[store.Row]:
+    """A function of an op at a drawn problem, and beside it the baseline, which takes 100 us."""
+    params, shape = (dict(part.split("=") for part in text.split(",") if part) for text in problem.split("/")[1:])
+    named = {"op": op, "params": params, "shape": {axis: int(size) for axis, size in shape.items()}}
+    rows = [drawn("torch", 1, 100.0), drawn(name, 1, us, "function")]
+    return [row | named | {"case": f"{op}/{row['kernel']}/{problem}"} for row in rows]
+
+
+def page(folder: Path, *rows: store.Row, name: str = "anywhere", check: int = 0) -> str:
     (folder / "anywhere.md").write_text(PAGE)
     store.write(store.to_table(list(rows)), folder / "rows.parquet")
     where = ["anywhere", "--results", str(folder), "--docs", str(folder)]
     assert make.main([*where, "--check"]) == 1
     assert make.main(where) == check and make.main([*where, "--check"]) == check
-    return (folder / "anywhere.md").read_text()
+    return (folder / f"{name}.md").read_text()
+
+
+def of_op(folder: Path, *rows: store.Row, op: str = "hgemm") -> str:
+    (folder / f"{op}.md").write_text(OF_OP)
+    return page(folder, *rows, name=op)
 
 
 def test_a_ratio_is_over_the_fastest_of_what_is_not_minfers(tmp_path: Path) -> None:
-    text = page(
+    text = of_op(
         tmp_path,
         *(drawn("torch", m, 100.0) for m in (1, 2, 3)),
         drawn("torch_compile", 1, 50.0),  # twice as fast as torch
@@ -51,11 +66,82 @@ def test_a_ratio_is_over_the_fastest_of_what_is_not_minfers(tmp_path: Path) -> N
         function(4, 1.0, status="wrong", message="3 of 64 elements", cold_us=None, cold_speedup=None),
     )
     mean = math.exp((math.log(1.0) + math.log(0.5) + math.log(2.0)) / 3)
-    assert f"| `minfer.matmul` | 7 | 3 | {mean:.2f}× | 0.500× | 67 % | 1 |" in text
-    assert "m=2,n=64,k=64 | 0.500× | torch | v05\\_pipelined |".replace("\\_", "_") in text
+    assert f"| all | 3 | {mean:.2f}× | 0.500× | 67 % |" in text
+    assert "m=2,n=64,k=64 | 0.500× | torch | v05_pipelined |" in text
     assert "m=1,n=64,k=64 | 1.00× | torch_compile" in text
-    assert "wrong: 3 of 64 elements" in text
+    assert "Without a ratio, 1: wrong: 3 of 64 elements" in text
+    overview = (tmp_path / "anywhere.md").read_text()
+    assert f"[`minfer.matmul`](hgemm.md#at-drawn-problems) | 7 | 3 | {mean:.2f}× | 0.500× | 67 % | 1 |" in overview
     assert (tmp_path / "plots" / "nvidia-h200" / "anywhere-functions.svg").is_file()
+
+
+def test_an_op_without_a_page_is_in_the_overview_without_a_link(tmp_path: Path) -> None:
+    assert f"{ROW} | 7 | 1 | 2.00×" in page(tmp_path, drawn("torch", 1, 100.0), function(1, 50.0))
+
+
+def test_the_page_of_an_op_with_drawn_rows_needs_a_place_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hgemm.md").write_text("# An op\n")
+    page(tmp_path, drawn("torch", 1, 100.0), function(1, 50.0), check=1)
+    assert "hgemm.md: it needs one line <!-- drawn:begin --> and" in capsys.readouterr().err
+
+
+def test_problems_are_shown_by_ranges_of_rows(tmp_path: Path) -> None:
+    times = {1: 50.0, 16: 200.0, 17: 50.0, 1024: 200.0, 1025: 25.0, 8192: 100.0, 8193: 10.0}
+    rows = [row for m, us in times.items() for row in (drawn("torch", m, 100.0), function(m, us))]
+    lines = of_op(tmp_path, *rows).splitlines()
+    start = lines.index("| M | Problems | Geometric mean | Least | Not slower |")
+    assert lines[start - 2] == "**NVIDIA H200 · `minfer.matmul` · seed 7**"
+    assert lines[start + 2 : start + 9] == [
+        "| 1–16 | 2 | 1.00× | 0.500× | 50 % |",
+        "| 17–128 | 1 | 2.00× | 2.00× | 100 % |",
+        "| 129–1024 | 1 | 0.500× | 0.500× | 0 % |",
+        "| 1025–8192 | 2 | 2.00× | 1.00× | 100 % |",
+        "| from 8193 | 1 | 10.0× | 10.0× | 100 % |",
+        f"| all | 7 | {(2 * 0.5 * 2 * 0.5 * 4 * 1 * 10) ** (1 / 7):.2f}× | 0.500× | 71 % |",
+        "",
+    ]
+
+
+def test_a_range_of_attention_is_of_queries_and_not_of_sequences(tmp_path: Path) -> None:
+    rows = of("prefill_attention", "attention", "float16//batch=200,seq_q=4,seq_kv=4", 50.0)
+    text = of_op(tmp_path, *rows, op="prefill_attention")
+    assert "| Queries of a sequence | Problems |" in text and "| 1–16 | 1 | 2.00×" in text and "129–1024" not in text
+
+
+def test_groups_of_formats_are_apart_but_the_slowest_are_not(tmp_path: Path) -> None:
+    times = {"q4_k": 10.0, "q8_0": 40.0, "int4_g128": 200.0, "int4_g64": 50.0, "fp8_fp8": 100.0}
+    problems = {name: f"bfloat16/format={name},accumulate=float32/m=4,n=64,k=64" for name in times}
+    rows = [row for name, us in times.items() for row in of("quant_gemm", "quant_gemm", problems[name], us)]
+    text = of_op(tmp_path, *rows, op="quant_gemm")
+    assert "| Format | M | Problems |" in text
+    for form, figures in {
+        "int4": "2 | 1.00× | 0.500×",
+        "fp8": "1 | 1.00× | 1.00×",
+        "GGUF": "2 | 5.00× | 2.50×",
+    }.items():
+        assert f"| {form} | 1–16 | {figures} |" in text and f"| {form} | all | {figures} |" in text
+    order = ["int4_g128", "fp8_fp8", "int4_g64", "q8_0", "q4_k"]
+    assert [line.split("format=")[1].split(",")[0] for line in text.splitlines() if "format=" in line] == order
+
+
+def test_an_op_whose_axes_say_nothing_of_its_size_has_one_line(tmp_path: Path) -> None:
+    text = of_op(tmp_path, *of("mine", "mine", "float16//length=4", 50.0), op="mine")
+    assert "| Size | Problems |" in text and "| all | 1 | 2.00×" in text and "1–16" not in text
+
+
+def test_the_slowest_ten_are_named(tmp_path: Path) -> None:
+    rows = [row for m in range(1, 13) for row in (drawn("torch", m, 100.0), function(m, 100.0 - m))]
+    text = of_op(tmp_path, *rows)
+    assert "m=10,n=64" in text and "m=11,n=64" not in text
+
+
+def test_each_device_has_tables_of_its_own(tmp_path: Path) -> None:
+    rows = [drawn("torch", 1, 100.0), function(1, 50.0)]
+    text = of_op(tmp_path, *rows, *(row | {"device": "NVIDIA L40S", "cold_speedup": 0.5} for row in rows))
+    assert text.count("| M | Problems |") == 2
+    assert "**NVIDIA H200 · `minfer.matmul` · seed 7**" in text and "**NVIDIA L40S · `minfer.matmul` · seed 7**" in text
 
 
 def test_an_interval_that_is_too_wide_gives_no_ratio(tmp_path: Path) -> None:
@@ -63,7 +149,7 @@ def test_an_interval_that_is_too_wide_gives_no_ratio(tmp_path: Path) -> None:
     text = page(
         tmp_path, drawn("torch", 1, 100.0), function(1, 50.0, **wide), drawn("torch", 2, 100.0), function(2, 50.0)
     )
-    assert "| `minfer.matmul` | 7 | 1 | 2.00× | 2.00× | 100 % | 1 |" in text
+    assert f"{ROW} | 7 | 1 | 2.00× | 2.00× | 100 % | 1 |" in text
 
 
 def test_rows_of_drawn_problems_are_in_no_other_table_and_displace_no_row(
@@ -81,30 +167,31 @@ def test_rows_of_drawn_problems_are_in_no_other_table_and_displace_no_row(
 
 
 def test_without_rows_the_page_says_how_to_get_some(tmp_path: Path) -> None:
-    assert "+sweep=anywhere draw.problems=200" in page(tmp_path, row())
+    assert "+sweep=anywhere draw.problems=200" in of_op(tmp_path, row())
+    assert "+sweep=anywhere draw.problems=200" in (tmp_path / "anywhere.md").read_text()
 
 
 def test_beside_the_definition_alone_there_is_no_ratio(tmp_path: Path) -> None:
-    text = page(
+    text = of_op(
         tmp_path,
         *(drawn("torch_eager", m, 100.0) for m in (1, 2)),
         drawn("torch", 2, 100.0),
         function(1, 1.0, baseline="torch_eager"),
         function(2, 50.0),
     )
-    assert "| `minfer.matmul` | 7 | 1 | 2.00× | 2.00× | 100 % | 1 |" in text
+    assert "| all | 1 | 2.00× | 2.00× | 100 % |" in text
     assert (
         "Without a ratio, 1: nothing but torch_eager, the definition in several launches, was timed beside it" in text
     )
 
 
 def test_a_ratio_that_is_too_uncertain_is_not_shown_and_the_page_says_so(tmp_path: Path) -> None:
-    text = page(
+    text = of_op(
         tmp_path,
         *(drawn("torch", m, 100.0) for m in (1, 2, 3)),
         function(1, 50.0, cold_speedup_low=0.5, cold_speedup_high=5.0),
         function(2, 50.0),
         function(3, 1.0, status="wrong", message="3 of 64 elements", cold_us=None, cold_speedup=None),
     )
-    assert "| `minfer.matmul` | 7 | 1 | 2.00× | 2.00× | 100 % | 2 |" in text
+    assert "| all | 1 | 2.00× | 2.00× | 100 % |" in text
     assert "Without a ratio, 2: the interval of its ratio is too wide; wrong: 3 of 64 elements" in text
