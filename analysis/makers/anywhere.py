@@ -76,13 +76,15 @@ class Distribution:
 
 
 def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
-    """Of each device, the distributions of its functions, by op and seed. `table` has rows of drawn problems only."""
+    """Of each device, the distributions of its functions, by op, each at the problems of the seed that was drawn last: other
+    rows are older, and a function's choice of kernels may have been fitted to them. `table` has rows of drawn problems only."""
     rows = with_problem(table).to_pylist(maps_as_pydicts="lossy")
     found: dict[str, list[Distribution]] = {}
     for device in primary(table):
         here = [row for row in rows if row["device"] == device]
         functions = [row for row in here if row["backend"] == FUNCTION]
-        for op, name, seed in sorted({(row["op"], row["kernel"], row["drawn"]) for row in functions}):
+        last = {(row["op"], row["kernel"]): row["drawn"] for row in sorted(functions, key=lambda row: row["finished"])}
+        for (op, name), seed in sorted(last.items()):
             mine = [row for row in functions if (row["op"], row["kernel"], row["drawn"]) == (op, name, seed)]
             beside: dict[str, list[store.Row]] = {}
             for row in here:
@@ -111,6 +113,9 @@ def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | str:
         if is_too_wide(ratio.low, ratio.high):
             return TOO_WIDE
         return Point(row, ratio.value, ratio.verdict, other["kernel"])
+    for baseline in beside:
+        if baseline["kernel"] == row["baseline"] and baseline["status"] not in store.MEASURED:
+            return f"its baseline, {row['baseline']}, was {baseline['status']} there"
     speedup = number(row, "cold_speedup")
     if not speedup or not row["cold_verdict"]:
         return failed

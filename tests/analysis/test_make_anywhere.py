@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,22 @@ def test_a_ratio_that_is_too_uncertain_is_not_shown_and_the_page_says_so(tmp_pat
     )
     assert "| all | 1 | 2.00× | 2.00× | 100 % |" in text
     assert "Without a ratio, 2: the interval of its ratio is too wide; wrong: 3 of 64 elements" in text
+
+
+def test_the_figures_are_of_the_seed_that_was_drawn_last(tmp_path: Path) -> None:
+    older = {"drawn": 11, "finished": datetime(2026, 11, 20, tzinfo=UTC)}
+    newer = {"drawn": 7, "finished": datetime(2026, 11, 21, tzinfo=UTC)}
+    text = of_op(
+        tmp_path,
+        *(drawn("torch", m, 100.0, **when) for m, when in ((1, older), (2, newer))),
+        function(1, 400.0, **older),
+        function(2, 50.0, **newer),
+    )
+    assert "seed 7**" in text and "seed 11" not in text and "| all | 1 | 2.00× | 2.00× | 100 % |" in text
+
+
+def test_a_problem_whose_baseline_was_wrong_has_no_ratio(tmp_path: Path) -> None:
+    wrong = drawn("torch", 2, 100.0, status="wrong", message="2 % of the elements", cold_us=None, cold_speedup=None)
+    text = of_op(tmp_path, drawn("torch", 1, 100.0), wrong, function(1, 50.0), function(2, 10.0))
+    assert "| all | 1 | 2.00× | 2.00× | 100 % |" in text
+    assert "Without a ratio, 1: its baseline, torch, was wrong there" in text

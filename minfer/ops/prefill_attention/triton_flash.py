@@ -5,6 +5,8 @@ mask are a loop of their own, without comparisons.
 Expected: on an H200, where tl.dot becomes wgmma, more than v03_mma for long sequences, and less than kernels in which one
 warpgroup's softmax runs under another's products.
 """
+# Measured (H200, bfloat16, padded, full, no, batch=1, seq_q=8192, seq_kv=8192, heads=32, kv_heads=32, head_dim=128): 354.6
+#   TFLOP/s cold; 58.4 % of torch.
 
 import torch
 import triton

@@ -5,6 +5,8 @@
 // FlashAttention, 2022).
 // Expected: ten times v01_naive or more, which reads q, k and v again for each score. Then the loads from shared memory are the
 // limit, two for two multiply-adds in q kᵀ: far below the 60 TFLOP/s of an H200's fp32 FMA, and not memory.
+// Measured (H200, bfloat16, padded, full, no, batch=1, seq_q=8192, seq_kv=8192, heads=32, kv_heads=32, head_dim=128): 13.72
+//   TFLOP/s cold; 2.26 % of torch.
 #include "cuda/shared_tile.cuh"
 #include "cuda/softmax.cuh"
 #include "query_tile.cuh"

@@ -6,6 +6,8 @@
 // Expected: 128 x 128 scores of head_dim 128 are 1024 + 1024 cycles of the tensor cores for both warpgroups, and 2 · 64 · 128
 // exponentials at 16 a cycle and SM are 512 + 512; with maxima, sums and rounding the softmax is about 1000 cycles of each
 // warpgroup. If half of that is hidden: 60 to 65 % of wgmma's rate, 500 TFLOP/s.
+// Measured (H200, bfloat16, padded, full, no, batch=1, seq_q=16384, seq_kv=16384, heads=32, kv_heads=32, head_dim=128): 546.2
+//   TFLOP/s cold; 90.1 % of torch.
 #include "hopper_attention.cuh"
 
 namespace minfer {
