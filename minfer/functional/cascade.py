@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from minfer.functional import library
@@ -54,27 +56,84 @@ def cascade_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    prefix_k: Tensor,
-    prefix_v: Tensor,
+    prefix_k: Tensor | int,
+    prefix_v: Tensor | None = None,
     *,
     causal: bool = False,
     softcap: float | None = None,
     scale: float | None = None,
+    sinks: Tensor | None = None,
     cu_seqlens: Tensor | Pair | None = None,
+    lengths: Tensor | None = None,
+    page_table: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | Pair:
     """`attention` where all requests share their first keys, such as those of a system prompt, which are read once for all.
 
     q, k, v: as in `attention`, where k and v are each request's own keys and values, behind the shared ones.
     prefix_k, prefix_v: (prefix, kv_heads, head_dim) of the same dtype, the keys and values that each query of each request
-        sees.
+        sees. With page_table, prefix_k is their number instead, a multiple of a page's slots, and prefix_v is left out.
     causal: a query sees its request's own keys up to its own position, and the prefix. A request has at least as many keys of
         its own as queries; with cu_seqlens this is not checked, because the host would have to wait for the device.
-    softcap, scale, cu_seqlens, return_lse: as in `attention`.
+    page_table, lengths: as in `attention`, for a paged cache with the keys of the prefix and those behind it. lengths, int32
+        (batch,), counts both. All requests have the same pages of the prefix; those of the first request are read. q is
+        (tokens, heads, head_dim) with cu_seqlens of the queries.
+    softcap, scale, sinks, cu_seqlens, return_lse: as in `attention`.
 
     Three launches: the queries of all requests over the prefix, as one sequence; `attention` over their own keys; and
-    `merge_state`. The results of the first two are rounded to q's dtype. Works under `torch.compile`. It has no
-    backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
+    `merge_state`. The results of the first two are rounded to q's dtype. With sinks, three more scale the result. Works under
+    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that
+    do not fit."""
+    how: dict[str, Any] = {"softcap": softcap, "scale": scale, "return_lse": True}
+    rows = q.flatten(0, -3)[None]
+    if page_table is None:
+        _check_prefix(q, k, v, prefix_k, prefix_v, causal)
+        if lengths is not None:
+            raise ValueError("minfer.cascade_attention takes lengths beside a page_table, got no page_table")
+        assert isinstance(prefix_k, Tensor) and isinstance(prefix_v, Tensor)
+        own = attention(q, k, v, causal=causal, cu_seqlens=cu_seqlens, **how)
+        shared = attention(rows, prefix_k[None], prefix_v[None], **how)
+    else:
+        pages = _pages_of_prefix(q, k, prefix_k, prefix_v, cu_seqlens, lengths, page_table)
+        assert isinstance(prefix_k, int) and lengths is not None
+        own = attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            cu_seqlens=cu_seqlens,
+            lengths=lengths - prefix_k,
+            page_table=page_table[:, pages:],
+            **how,
+        )
+        counts = [torch.full((1,), count, dtype=torch.int32, device=q.device) for count in (rows.shape[1], prefix_k)]
+        shared = attention(rows, k, v, lengths=(counts[0], counts[1]), page_table=page_table[:1, :pages], **how)
+    if q.dim() == 3:
+        out, lse = merge_state(shared[0][0], shared[1][0], *own)
+    else:  # the log-sum-exps of the queries of all requests are read in place
+        of_requests = shared[1][0].unflatten(1, q.shape[:2]).transpose(0, 1)
+        out, lse = merge_state(shared[0].view(q.shape), of_requests, *own)
+    if sinks is not None:
+        out *= _kept(lse, sinks)
+    return (out, lse) if return_lse else out
+
+
+def _kept(lse: Tensor, sinks: Tensor) -> Tensor:
+    """The share of a query's denominator that is not its head's sink, for each of its elements of out."""
+    if sinks.shape != lse.shape[-2:-1] or sinks.dtype != torch.float32:
+        raise ValueError(
+            f"minfer.cascade_attention takes float32 sinks of ({lse.shape[-2]},), got {sinks.dtype} of {tuple(sinks.shape)}"
+        )
+    return (lse - sinks[:, None]).sigmoid_().transpose(-1, -2)[..., None]
+
+
+def _check_prefix(
+    q: Tensor, k: Tensor, v: Tensor, prefix_k: Tensor | int, prefix_v: Tensor | None, causal: bool
+) -> None:
+    if not isinstance(prefix_k, Tensor) or not isinstance(prefix_v, Tensor):
+        raise TypeError(
+            "minfer.cascade_attention takes tensors as prefix_k and prefix_v, or a number as prefix_k beside a page_table"
+        )
     for name, x in (("k", k), ("v", v), ("prefix_k", prefix_k), ("prefix_v", prefix_v)):
         for what, wanted, got in (("on the device", q.device, x.device), ("of the dtype", q.dtype, x.dtype)):
             if wanted != got:
@@ -92,17 +151,34 @@ def cascade_attention(
         raise ValueError(
             f"minfer.cascade_attention takes at least as many keys of a request as its {q.shape[1]} queries, got {k.shape[1]}"
         )
-    own, own_lse = attention(
-        q, k, v, causal=causal, softcap=softcap, scale=scale, cu_seqlens=cu_seqlens, return_lse=True
-    )
-    rows, keys, values = q.flatten(0, -3)[None], prefix_k[None], prefix_v[None]
-    shared, shared_lse = attention(rows, keys, values, softcap=softcap, scale=scale, return_lse=True)
-    if q.dim() == 3:
-        out, lse = merge_state(shared[0], shared_lse[0], own, own_lse)
-    else:  # the log-sum-exps of the queries of all requests are read in place
-        of_requests = shared_lse[0].unflatten(1, q.shape[:2]).transpose(0, 1)
-        out, lse = merge_state(shared.view(q.shape), of_requests, own, own_lse)
-    return (out, lse) if return_lse else out
+
+
+def _pages_of_prefix(
+    q: Tensor,
+    k: Tensor,
+    prefix: Tensor | int,
+    prefix_v: Tensor | None,
+    cu_seqlens: Tensor | Pair | None,
+    lengths: Tensor | None,
+    page_table: Tensor,
+) -> int:
+    """How many pages the prefix has."""
+    if prefix_v is not None or not isinstance(prefix, int):
+        raise TypeError(
+            "minfer.cascade_attention takes the number of shared keys as prefix_k beside a page_table, and no prefix_v"
+        )
+    if q.dim() != 3 or not isinstance(cu_seqlens, Tensor) or lengths is None:
+        raise ValueError(
+            "minfer.cascade_attention takes, beside a page_table, q of (tokens, heads, head_dim), cu_seqlens of the queries "
+            "and lengths of the keys"
+        )
+    slots = k.shape[1] if k.dim() == 4 else 0
+    if slots < 1 or prefix < 0 or prefix % slots or page_table.dim() != 2 or prefix // slots > page_table.shape[1]:
+        raise ValueError(
+            f"minfer.cascade_attention takes a prefix of whole pages that the page_table has, got {prefix} keys in pages of "
+            f"{slots} and a page_table of {tuple(page_table.shape)}"
+        )
+    return prefix // slots
 
 
 def _fake(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> Pair:

@@ -96,6 +96,81 @@ def test_a_prefix_and_own_keys_may_be_empty() -> None:
     near(alone, attention(q, k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1)))
 
 
+def paged(slots: int, keys: list[int], shared: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values in pages, NaN where a page has none, and a table in which all sequences begin with the same pages."""
+    needed = [-(-count // slots) for count in keys]
+    first = shared // slots
+    free = torch.randperm(first + sum(count - first for count in needed) + 2)
+    table = torch.full((len(keys), max(needed) + 1), 2**30)  # an entry behind a sequence's last page is not read
+    next_free = first
+    for row, count in zip(table, needed, strict=True):
+        row[:first] = free[:first]
+        row[first:count] = free[next_free : next_free + count - first]
+        next_free += count - first
+    both = torch.full((2, len(free), slots, 2, 64), torch.nan, dtype=torch.float16)
+    for row, count in zip(table, keys, strict=True):
+        for at in range(count):
+            page = both[:, row[at // slots], at % slots]
+            page[:] = torch.where(page.isnan(), random(2, 2, 64), page)
+    return both[0], both[1], table.int()
+
+
+@pytest.mark.parametrize("shared", [0, 16])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_cascade_over_pages_is_attention_over_pages(shared: int, causal: bool) -> None:
+    torch.manual_seed(shared)
+    new, keys = [0, 3, 4, 9], [21, 17, 40]
+    q, sinks = random(9, 4, 64), torch.randn(4)
+    k, v, table = paged(8, keys, shared)
+    how = {
+        "causal": causal,
+        "softcap": 20.0,
+        "cu_seqlens": torch.tensor(new).int(),
+        "lengths": torch.tensor(keys).int(),
+    }
+    how |= {"page_table": table, "return_lse": True}
+    for given in ({}, {"sinks": sinks}):
+        wanted, wanted_lse = attention(q, k, v, **how, **given)
+        out, lse = cascade_attention(q, k, v, shared, **how, **given)
+        near(out, wanted)
+        near(lse, wanted_lse, 1e-4)
+
+
+def test_sinks_add_to_the_denominator_of_the_whole_cascade() -> None:
+    q, k, v, prefix = random(2, 5, 4, 64), random(2, 9, 4, 64), random(2, 9, 4, 64), random(2, 11, 4, 64)
+    sinks = torch.randn(4)
+    keys, values = (torch.cat((p.expand(2, -1, -1, -1), own), 1) for p, own in zip(prefix, (k, v), strict=True))
+    near(cascade_attention(q, k, v, *prefix, sinks=sinks), attention(q, keys, values, sinks=sinks))
+
+
+def test_pages_that_do_not_fit_a_prefix_are_refused_in_a_sentence() -> None:
+    q, (k, v, table), ends, keys = (
+        random(2, 4, 64),
+        paged(8, [20, 30], 16),
+        torch.tensor([0, 1, 2]).int(),
+        torch.tensor([20, 30]),
+    )
+    how = {"cu_seqlens": ends, "lengths": keys.int(), "page_table": table}
+    for prefix, message in (
+        (12, "a prefix of whole pages .*, got 12 keys in pages of 8"),
+        (80, r"got 80 keys .* \(2, 5\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            cascade_attention(q, k, v, prefix, **how)
+    with pytest.raises(TypeError, match="takes the number of shared keys as prefix_k beside a page_table"):
+        cascade_attention(q, k, v, k[0], **how)
+    with pytest.raises(
+        ValueError, match=r"takes, beside a page_table, q of .* cu_seqlens of the queries and lengths of the keys"
+    ):
+        cascade_attention(q, k, v, 16, cu_seqlens=ends, page_table=table)
+    with pytest.raises(
+        TypeError, match="takes tensors as prefix_k and prefix_v, or a number as prefix_k beside a page_table"
+    ):
+        cascade_attention(q, k, v, 16)
+    with pytest.raises(ValueError, match=r"takes float32 sinks of \(4,\), got torch.float32 of \(3,\)"):
+        cascade_attention(q, k, v, 16, **how, sinks=torch.randn(3))
+
+
 def test_arguments_that_do_not_fit_are_refused_in_a_sentence() -> None:
     q, k, p = random(2, 4, 2, 64), random(2, 3, 2, 64), random(5, 2, 64)
     state, lse = random(1, 3, 2, 8), torch.randn(1, 2, 3)
