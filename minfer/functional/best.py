@@ -71,9 +71,8 @@ def best(
     sized = tuple(shape.values())
     kernel, entry = of.find(sized)
     if kernel == of.preferred(sized):
-        return Choice(
-            kernel, "preferred at this shape, which was not measured, by a rule (minfer/functional/preferred.py)"
-        )
+        rule = get(name).kernels[kernel].preferred
+        return Choice(kernel, f"preferred at this shape, which was not measured, {preferred.why(rule, shape, params)}")
     if entry is None:
         return Choice(kernel, "the last of the ladder that supports this; no kernel that does was measured")
     measured = of.measured(entry, sized)

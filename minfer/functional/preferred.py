@@ -8,11 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from minfer.functional.product_times import MULTIPROCESSORS, fastest
+from minfer.functional.product_times import MULTIPROCESSORS, explained, fastest
 from minfer.ops.quantised import INT4
 
 SHORT = 512  # the rules say nothing of products with a smaller n or k
+BY_MODELS = {"one_wave", "fitted", "stream_k", "any_columns"}
 HOPPER_ONLY = {"int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_prompts_of_wide_heads"}
+
+
+def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
+    """What a rule decides by: the models' times, or the rule's name."""
+    if rule in BY_MODELS and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
+        return f"by models of the times: {times}"
+    return f"by a rule, {rule} (minfer/functional/preferred.py)"
 
 
 def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

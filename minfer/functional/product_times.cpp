@@ -5,6 +5,10 @@
 // of the bytes, whichever is longer; if these are about equal, somewhat more than either. Times are in microseconds. v18_fitted
 // chooses its tile by its model, too. The model of v17_one_wave was fitted to cold times of 302 random products on an H200, that
 // of v14_stream_k on an H100.
+#include <cstdio>
+#include <iterator>
+#include <utility>
+
 #include "cuda/gemm/fitted_choice.h"
 
 namespace minfer {
@@ -97,4 +101,21 @@ extern "C" const char* minfer_fastest_product(int m, int n, int k, int tn) {
   for (const minfer::Model& model : minfer::kModels)
     if (const double us = model.us(product); us < least) fastest = model.kernel, least = us;
   return fastest;
+}
+
+// Writes these times, least first, and v18_fitted's tile, as a text of at most `size` bytes.
+extern "C" void minfer_product_times(int m, int n, int k, int tn, char* text, int size) {
+  const minfer::Product product{m, n, k, tn != 0};
+  std::array<std::pair<double, const char*>, std::size(minfer::kModels)> times;
+  for (size_t i = 0; i < times.size(); ++i) times[i] = {minfer::kModels[i].us(product), minfer::kModels[i].kernel};
+  std::sort(times.begin(), times.end());
+  int at = 0;
+  const auto write = [&](auto... what) { at += std::snprintf(text + at, std::max(0, size - at), what...); };
+  for (const auto& [us, kernel] : times) {
+    if (us == INFINITY || at >= size) continue;
+    write("%s%s %.1f us", at > 0 ? ", " : "", kernel, us);
+    if (kernel != minfer::kModels[0].kernel) continue;
+    const minfer::FittedChoice of = minfer::choose_fitted(minfer::kFittedTiles, m, n, k, tn != 0, minfer::kAtOnce);
+    write(" (tiles of %d x %d, k in %d part%s)", of.tile.rows, of.tile.cols, of.parts, of.parts > 1 ? "s" : "");
+  }
 }

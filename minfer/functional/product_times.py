@@ -15,6 +15,7 @@ from minfer.ops import Kernel
 MULTIPROCESSORS = 132  # of an H100 or H200
 SOURCE = Kernel("hgemm", "product_times", "cpp", Path(__file__).with_name("product_times.cpp"))
 DEFAULT = b"v18_fitted"
+SIZE = 512  # of the text of all times, in bytes
 
 
 def fastest(m: int, n: int, k: int, is_tn: bool) -> str:
@@ -22,6 +23,17 @@ def fastest(m: int, n: int, k: int, is_tn: bool) -> str:
     few percent slower."""
     found: bytes = _models()(m, n, k, is_tn)
     return found.decode()
+
+
+def explained(m: int, n: int, k: int, is_tn: bool) -> str:
+    """The times by the models, least first, such as "v18_fitted 22.4 us (tiles of 96 x 64, k in 1 part), v17_one_wave 25.1
+    us"; empty without a C++ compiler."""
+    text = ctypes.create_string_buffer(SIZE)
+    try:
+        host.load(SOURCE).minfer_product_times(m, n, k, int(is_tn), text, SIZE)
+    except BuildError:
+        return ""
+    return text.value.decode()
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,17 @@ def test_the_models_are_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
         host.build(product_times.SOURCE)
     product_times._models.cache_clear()
     assert {product_times.fastest(3500, n, 8192, True) for n in range(2048, 30000, 512)} == {"v18_fitted"}
+
+
+def test_a_choice_by_models_says_their_times() -> None:
+    for m, n, k, kernels in ((100, 2048, 8192, 3), (300, 4096, 4096, 2)):
+        told = product_times.explained(m, n, k, True)
+        times = re.findall(r"(v\d+_\w+) ([\d.]+) us", told)
+        assert len(times) == kernels and times[0][0] == product_times.fastest(m, n, k, True)
+        assert [float(us) for _, us in times] == sorted(float(us) for _, us in times)
+        assert re.search(r"v18_fitted [\d.]+ us \(tiles of \d+ x \d+, k in \d parts?\)", told)
+        params, shape = {"layout": "TN", "accumulate": "float32"}, {"m": m, "n": n, "k": k}
+        assert told in best.best("hgemm", "bfloat16", params, shape, (9, 0), "a GPU that nothing was measured on").why
 
 
 def calls_of(function: Any, *given: Any) -> int:
