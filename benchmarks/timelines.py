@@ -49,10 +49,10 @@ MINFER_OP(%s_stamps, "(Tensor(a!) to) -> ()")
 
 @dataclass(frozen=True)
 class Timeline:
-    """A case, the scopes that its kernel marks, and whether those of a block and warp are kept, of so many blocks."""
+    """A case, the scopes that its kernel marks, and a filter: `keep(block, warp, blocks)` says whether to record that warp."""
 
     case: Case
-    scopes: tuple[str, ...]  # a mark of scope s plus `kScopes` times n is of tile n
+    scopes: tuple[str, ...]  # the mark s + kScopes * n means scope s of tile n
     keep: Callable[[int, int, int], bool]
 
 
@@ -65,7 +65,7 @@ TIMELINES = (
     Timeline(case("prefill_attention", "v05_pingpong", "1 2048 2048 32 8 128", call="full"),
              ("turn", "scores", "softmax", "out"), lambda block, warp, _: block == 0 and warp in (0, 4)),
     Timeline(case("decode_attention", "v03_packed", "1 1 8192 32 8 128"),
-             ("keys", "merge", "combine"), lambda block, warp, blocks: 8 * block < blocks and warp == 0),  # of a head of 8
+             ("keys", "merge", "combine"), lambda block, warp, blocks: 8 * block < blocks and warp == 0),  # one head
     Timeline(case("hgemm", "v14_stream_k", "2560 2560 4096"),
              ("whole", "help", "give", "own", "wait", "add"), lambda block, warp, _: block % 2 == warp == 0),  # of a cluster
 )  # fmt: skip

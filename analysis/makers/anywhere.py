@@ -43,12 +43,11 @@ ABOUT = """\
 ## At drawn problems
 
 Kernels are tuned at some sizes; these problems are drawn at random from the layers of public models. A ratio is the function's
-speed, in cold calls, over that of the fastest implementation outside of minfer at the same problem. Where PyTorch has no kernel
-of its own, that one takes several launches, so the ratio is high and says little. *Not slower* is the share of problems at
-which the function is faster or ties. [The page of all functions](anywhere.md) says how problems are drawn, and whether the
-rules that choose a kernel are newer than the rows.
+speed, in cold calls, over that of the fastest implementation outside of minfer at the same problem. *Not slower* is the share
+of problems at which the function is faster or ties. [The page of all functions](anywhere.md) says how problems are drawn, for
+which ops the ratio says little, and whether the rules that choose a kernel are newer than the rows.
 """
-NO_ROWS = "No rows yet: `uv run python -m minfer.launch +sweep=anywhere draw.problems=200 draw.seed=7` makes some.\n"
+NO_ROWS = "No rows yet: `uv run python -m minfer.launch +sweep=anywhere draw.problems=200 draw.seed=13` makes some.\n"
 COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind", "torch", "drawn", "chosen", "message"]
 COLUMNS += [f"cold_{name}" for name in ("us", "baseline_us", "speedup", "speedup_low", "speedup_high", "aa_spread")]
 COLUMNS += ["cold_verdict", "baseline"]
@@ -107,7 +106,7 @@ def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | str:
         return failed
     other = best_other(beside, "cold")
     if (other["kernel"] if other else row["baseline"]) == DEFINITION:
-        return f"nothing but {DEFINITION}, the definition in several launches, was timed beside it"
+        return f"only {DEFINITION}, the definition in several launches, was timed beside it"
     ratio = compare_with_other(row, other, "cold")
     if other and ratio:
         if is_too_wide(ratio.low, ratio.high):
@@ -115,7 +114,7 @@ def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | str:
         return Point(row, ratio.value, ratio.verdict, other["kernel"])
     for baseline in beside:
         if baseline["kernel"] == row["baseline"] and baseline["status"] not in store.MEASURED:
-            return f"its baseline, {row['baseline']}, was {baseline['status']} there"
+            return f"the baseline, {row['baseline']}, was {baseline['status']}"
     speedup = number(row, "cold_speedup")
     if not speedup or not row["cold_verdict"]:
         return failed

@@ -69,7 +69,7 @@ def attention(
         sequence after the other; a pair of them where queries and keys differ in length. For tokens behind the
         last sequence out is not written.
     lengths: int32 (batch,), how many tokens of each sequence of a padded batch are used, or a pair for queries and keys.
-        Tokens behind them are not used, and out is 0 there. Of packed queries beside pages: how many keys each sequence has.
+        Tokens behind them are not used, and out is 0 there. With cu_seqlens and a page_table: the keys of each sequence.
     page_table: int32 (batch, most pages), for keys and values in a cache that `kv_append_` or `rope_append_` writes: k is
         (pages, slots, kv_heads, head_dim) and v likewise, the slots of a page a power of two. Position j of sequence b is slot
         j % slots of page page_table[b, j // slots]. q is (tokens, heads, head_dim) with cu_seqlens of the queries and lengths
@@ -80,8 +80,8 @@ def attention(
     window: a query sees only keys less than `window` positions away, its own among them.
     softcap: scores become softcap * tanh(score / softcap).
     sinks: float32 (heads,), a score without a value for each query head: it adds to the denominator, but not to the
-        log-sum-exp. On sm_90, with heads of 64 or 128 and up to 2048 keys or such a window, one kernel has all; elsewhere
-        three more launches scale out, so out is rounded twice.
+        log-sum-exp. On sm_90 without a page_table, with heads of 64 or 128 and at most 2048 keys, or a window of at most
+        2048, one kernel applies them; elsewhere three more launches scale out, which is then rounded twice.
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: return also the log-sum-exp of each query's scores, float32 (batch, heads, seq_q), or (heads, tokens).
 

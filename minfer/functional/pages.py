@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 Tensor = torch.Tensor
-MOST_LOG_SLOTS = 30  # a page has at most 2^30 slots
+MOST_LOG_SLOTS = 29  # a page has at most 2^29 slots
 
 
 def is_power_of_two(slots: int) -> bool:

@@ -1,7 +1,8 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
 Times in microseconds are cold, of an H200 unless another GPU is named. `one_wave`, `fitted`, `stream_k` and `any_columns` ask
-the models of `product_times.py`. Rules of `HOPPER_ONLY` are of kernels that other GPUs run, too, where they were not timed."""
+the models of `product_times.py`. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the
+rules do not hold, because nothing was timed."""
 
 from __future__ import annotations
 
@@ -96,16 +97,23 @@ def up_to_128_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 
 def gelu_under_products(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `gemm_bias_gelu` takes v03_pingpong: from 2048 rows on where k is so short that GELU takes much of the time. It
-    runs under the products of the other warpgroup: 3997 x 10944 x 2048 takes 267 us, and 309 with v05_fitted."""
+    """Whether `gemm_bias_gelu` takes v03_pingpong: from 2048 rows and columns on, where k is at most 2560 (and at least 512).
+    GELU then takes much of the time, and runs under the products of the other warpgroup: 3997 x 10944 x 2048 takes 267 us, and
+    309 with v05_fitted."""
     return shape["m"] >= 2048 and shape["n"] >= 2048 and SHORT <= shape["k"] <= 2560
 
 
 def long_chunks(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` over pages takes v10_paged_boxes: from 65 queries a sequence and 1025 keys on. With fewer queries,
-    v11_paged_short fills a tile with those of several heads. The bound of keys is between those at which v07_short and
-    v06_no_maximum, whose products these kernels have, were the faster one on an H100 (1 x 777 and 1 x 2048)."""
-    return shape["seq_q"] > 64 and shape["seq_kv"] > 1024
+    """Whether `attention` over pages takes v10_paged_boxes: from 65 queries a sequence on. It was faster than v11_paged_short
+    at all five shapes that were timed, with 512 or 2048 queries: 8 x 512 over 1024 keys takes 136 us, and 149 with v11."""
+    return shape["seq_q"] > 64
+
+
+def short_chunks(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` over pages takes v11_paged_short, whose tiles have the queries of several heads: up to 64 queries a
+    sequence. Neither kernel was timed there over pages. Without pages, 32 x 16 over 4096 keys takes 162 us with v07_short,
+    whose products v11 has, and 407 with v06_no_maximum, whose products v10 has."""
+    return shape["seq_q"] <= 64
 
 
 def any_length(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
@@ -122,7 +130,7 @@ def long_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 
 def short_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v03_mma: with heads of 256, or of 192, whose tiles are the same, and up to 64 tokens. 13
+    """Whether `attention` takes v03_mma: with heads of 256, or of 192 with values of 192, and up to 64 tokens. 13
     sequences of 60 tokens take 13.7 us, and 19.7 with v05_pingpong, whose tiles have 128 queries."""
     return longest(shape) <= 64 and shape["head_dim"] > 128 and "v_dim" not in shape
 

@@ -14,8 +14,8 @@ class Axis:
     """`check(size, sizes)` says why a size is not allowed, as half a sentence, or None. `draw(rng, sizes)` draws a small
     one. `sizes` are those of the axes before it, which its own may depend on. Sizes start at `least`, 0 or 1.
 
-    A shape may leave out an axis with a `default`, the name of an axis before it whose size it then has. A case names such an
-    axis only where its size is another one. So keys of rows stay as they are if an op gets an axis with a default."""
+    `default` names an earlier axis. A shape may leave out an axis that has a default; it then has that axis's size. A case
+    always leaves it out where the sizes are equal. So keys of rows stay as they are if an op gets an axis with a default."""
 
     check: Callable[[int, Sizes], str | None]
     draw: Callable[[random.Random, Sizes], int]

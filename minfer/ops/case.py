@@ -12,7 +12,7 @@ class Case:
     """op x kernel x dtype x parameters x shape.
 
     `params` are the op's own choices that change the numbers, the work or the memory layout (for hgemm: `layout`,
-    `accumulate`). `shape` maps the op's axes to sizes, except those that have their default. Both are in the op's order, so
+    `accumulate`). `shape` maps the op's axes to sizes, without those at their default size. Both are in the op's order, so
     that `key` is stable. A call that is not the op's first one is a parameter too, `call`, which comes last.
     """
 

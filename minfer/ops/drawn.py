@@ -25,7 +25,7 @@ PROMPTS = {
     "conversation": (2, 194, 235, 383, 396, 405, 428, 966, 1020, 1052, 1083, 1120, 1189, 1335, 2309, 4079, 14050),
     "code": (3, 90, 185, 348, 578, 825, 1016, 1196, 1469, 1734, 2048, 2371, 2745, 3330, 4434, 6499, 7437),
 }
-# The dimensions of heads that the kernels of attention have. Where they are 192, those of values are 128.
+# The dimensions of heads that the kernels of attention have. In drawn problems with heads of 192, those of values are 128.
 DECODED, PREFILLED, V_DIM = (64, 128, 256), (64, 96, 128, 192, 256), {192: 128}
 TRIES = 100  # for each problem that is asked for
 

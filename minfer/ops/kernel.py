@@ -44,7 +44,7 @@ class Kernel:
     returns: tuple[
         int, ...
     ] = ()  # backends "torch" and "function": for these of its arguments it returns new tensors instead of writing
-    left_out: Mapping[str, str] = field(default_factory=dict)  # of the op: what a case without such a parameter means
+    left_out: Mapping[str, str] = field(default_factory=dict)  # values of the op's parameters that a case may leave out
     deterministic: bool = True  # False: two runs may differ in their bits, as with floating-point atomics
     package: str = (
         ""  # backend "torch": the module, not PyTorch's, that the implementation is of; it runs on a GPU only

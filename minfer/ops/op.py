@@ -59,8 +59,8 @@ class Op:
         integers in their own dtype. It returns an `Expected` for each written one, by name; those that have a check may be
         left out. It must not change what it gets.
     params: every value that a case may state; the first is the default. A `Ragged` stands for lengths.
-    later: parameters that the op got later. A case names them only where they are not the default, so that keys of older rows
-        stay as they are.
+    later: parameters that were added when there were rows already. A case leaves them out at their default, so that keys of
+        older rows stay valid.
     calls: scalar arguments, by a name for each set. A kernel is verified under all that it supports; the first one is timed,
         and the others where a sweep asks for `params.call`.
     checks: for outputs that have several right answers, such as indices among ties: `check(case, tensors)` gets all tensors

@@ -11,13 +11,13 @@ namespace minfer {
 
 constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
 
-// Tiles of kM rows and kN columns of the product. A warpgroup has kWide times 64 columns, and kHigh rows: all rows, and its
-// part of the columns. One warpgroup multiplies tiles of 64 columns, three multiply those of 192 with up to 192 rows (for more,
-// threads would have too few registers), and two the others. Where columns cannot be divided so, each of the two has all
-// columns and half of the rows. kSharing blocks share an operand; their tiles are side by side, or one below the other. With kTwo the product has two
-// Bs, and kN counts the columns of both: each 64 columns of the first B are followed by the same columns of the second, and the
-// sums of both become one column of the product. With kAnywhere, rows of the product need not start at multiples of 16 bytes
-// (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; tiles of blocks that share are then side by side.
+// Tiles of kM rows and kN columns of the product. One warpgroup multiplies tiles of 64 columns, three those of 192 columns and
+// up to 192 rows (with more, threads would have too few registers), and two all others. They divide the columns if each gets a
+// multiple of 64, else the rows: a warpgroup has kWide times 64 columns, and kHigh rows. A group is the kSharing blocks that
+// share an operand; their tiles are side by side, or one below the other. With kTwo the product has two Bs, and kN counts the
+// columns of both: each 64 columns of the first B are followed by the same columns of the second, and the sums of both become
+// one column of the product. With kAnywhere, rows of the product need not start at multiples of 16 bytes (fitted_anywhere.cuh),
+// and with kPlain, in NN, those of B neither; the tiles of a group are then side by side.
 template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kPlain_ = false, bool kTwo_ = false,
           int kSharing_ = 2>
 struct Fitted {
@@ -92,9 +92,9 @@ struct Fitted {
 
 // How a launch divides a product.
 struct Division {
-  int halvings;  // how often k is halved, into 1, 2 or 4 parts; blocks that share an operand have the same part
-  bool beside;   // tiles of blocks that share are side by side, and they share rows of A; else they share columns of B
-  int down, across;  // how many groups of tiles, of blocks that share
+  int halvings;  // how often k is halved, into 1, 2 or 4 parts; a group has one of them
+  bool beside;   // the tiles of a group are side by side, and share rows of A; else they share columns of B
+  int down, across;  // groups of tiles
 };
 
 // What a thread does with a sum before it is stored: here nothing. A finish is made for columns `col` and col + 8. Its call
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   T* stages = reinterpret_cast<T*>(shared);
   T* out = stages + Of::kStages * Of::kElements;
   uint64_t* full = reinterpret_cast<uint64_t*>(out + Of::kOut);
-  uint64_t* empty = full + Of::kStages;  // of all blocks that share
+  uint64_t* empty = full + Of::kStages;  // of all blocks of the group
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Of::kStages; ++stage)
       barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, kSharing * kConsumers * 4);
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
       }
     };
     const auto finish_of = [&](int col) { return Finish(g, col + col_of_group + warp % 4 * 16 + lane / 4); };  //@ columns
-    const auto release = [&](int stage) {  // to the producers of all blocks that share
+    const auto release = [&](int stage) {  // to the producers of the group
       if (lane < kSharing) barrier_arrive_at(empty + stage, rank - side + lane);
     };
 
@@ -314,8 +314,8 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   cluster_sync_relaxed();  // no block ends while another arrives at its barriers, or reads its sums
 }
 
-// Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. Then all parts of the
-// tiles of blocks that share are one cluster. With kAnywhere, `beside` must be true. A problem with a second B has it in `w2`.
+// Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. A cluster has one group for
+// each part. With kAnywhere, `beside` must be true. A problem with a second B has it in `w2`.
 template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename Finish = AsItIs, bool kPlain = false,
           int kSharing = 2, typename Problem>
 void launch_fitted(const Problem& g, int parts, bool beside) {

@@ -16,7 +16,7 @@ struct FittedTile {
   double below, beside;
 };
 
-// Tiles for 129 rows or more, and all tiles: some are for fewer rows, and some are the best of few products.
+// Two lists: tiles for 129 rows or more, and all tiles. The second adds tiles for fewer rows, and tiles that seldom win.
 #define MINFER_TILES_OF_MANY_ROWS(F) \
   F(80, 64, 2, 1.04, 1.68) F(112, 64, 2, 1.06, 1.53) F(80, 128, 2, 1.06, 1.41) F(104, 128, 2, 0.98, 1.11) \
   F(112, 128, 2, 0.93, 1.05) F(128, 128, 2, 0.93, 1.01) F(144, 128, 2, 0.97, 1.03) F(160, 128, 2, 0.99, 1.02) \
@@ -34,8 +34,8 @@ constexpr FittedTile kTilesOfManyRows[] = {MINFER_TILES_OF_MANY_ROWS(MINFER_FITT
 constexpr FittedTile kFittedTiles[] = {MINFER_FITTED_TILES(MINFER_FITTED_TILE)};
 #undef MINFER_FITTED_TILE
 
-// A tile, the number of parts into which k is divided, and whether tiles of blocks that share an operand are side by side. A
-// cluster has the blocks that share, times the parts.
+// A tile, the number of parts into which k is divided, and whether the tiles of a group of blocks are side by side. A group is
+// the `sharing` blocks that share an operand. A cluster has one group for each part of k.
 struct FittedChoice {
   FittedTile tile{};
   int parts = 0;
@@ -50,9 +50,9 @@ struct FittedChoice {
 inline double square(double x) { return x * x; }
 inline double cube(double x) { return x * x * x; }
 
-// The time in microseconds, if `clusters` run at once; `tiles` counts those of blocks that share as one. Fitted to 90,000 cold
+// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. Fitted to 90,000 cold
 // timings of 940 random products of 24 models, with 33 to 2500 rows, on an H200, in bfloat16 and both layouts. As a test it was
-// fitted to two thirds of the layers. For the others its choice was 1 % slower than the best tile in the geometric mean.
+// fitted to two thirds of the layers. For the others its choice was 0.5 to 1.5 % slower than the best tile, by the range of M.
 inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters, int m, int64_t n, int k,
                         bool tn) {
   const int64_t waves = (tiles + clusters - 1) / clusters, steps = ((k + 63) / 64 + parts - 1) / parts;

@@ -2,10 +2,10 @@
 // Idea: between 129 and 2048 rows, v13's tiles of 256 rows leave many of their rows, or many SMs, without work: 260 rows
 // become 512. Here the rows of A are the columns of wgmma, so a tile may have any multiple of 8 of them; the 64 rows of wgmma
 // are columns of B, of which there are many. So for nearly every M some tile fills a wave, and a model of the time chooses the
-// tile (cuda/gemm/fitted_choice.h). With up to 256 rows and few columns these are tiles of 64 columns, with which an SM has
-// fewer bytes to fetch than with wider ones of which there are less than SMs. Two blocks share an operand, but for the smallest
-// tiles. If there are fewer tiles than SMs, the blocks of a cluster divide k and add their sums through each other's shared
-// memory: no scratch memory, no counters, and the same bits each time.
+// tile (cuda/gemm/fitted_choice.h). With up to 256 rows and few columns it takes tiles of 64 columns: wider ones would leave SMs
+// idle, and each busy SM would fetch more bytes. Two blocks share an operand, but for four of the tiles. If there are fewer
+// tiles than SMs, the blocks of a cluster divide k and add their sums through each other's shared memory: no scratch memory, no
+// counters, and the same bits each time.
 // Rows of the product, and of B in NN, may start anywhere: tiles of their own serve them (fitted_anywhere.cuh).
 // Expected: at random shapes of models 1.2x over the better of v13 and v14_stream_k for M between 129 and 1024; slower than
 // v14_stream_k where M is large, because the tensor cores wait while a tile is stored.

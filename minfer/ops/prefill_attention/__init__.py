@@ -411,7 +411,7 @@ op.cuda(
     requires=heads_of(64, 96, 128, latent=True),
     preferred="long_chunks",
 )
-op.cuda("v11_paged_short.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128))
+op.cuda("v11_paged_short.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128), preferred="short_chunks")
 op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp", params=WHOLE)
 op.cpp("cpu_naive.cpp", name="cpu_naive_paged", params=PAGED)

@@ -130,7 +130,7 @@ void launch(const Attention<T>& p) {
   if (p.dim == 96) return launch_dim<96>(p);
   if (p.dim == 128) return launch_dim<128>(p);
   if (p.dim == 192) {  // with values of 192, ptxas spills for sm_89
-    STD_TORCH_CHECK(p.v_dim == 128, "prefill_attention: this kernel takes v with heads of 128 where q has 192, got ", p.v_dim);
+    STD_TORCH_CHECK(p.v_dim == 128, "prefill_attention: with a head_dim of 192 this kernel needs v with 128, got ", p.v_dim);
     return launch_dim<192, 128>(p);
   }
   launch_dim<256>(p);

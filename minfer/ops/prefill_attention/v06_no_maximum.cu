@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  STD_TORCH_CHECK(p.v_dim <= 128, "prefill_attention: this kernel takes v with heads of up to 128, got ", p.v_dim);
+  STD_TORCH_CHECK(p.v_dim <= 128, "prefill_attention: this kernel needs v with a head_dim of at most 128, got ", p.v_dim);
   const auto launch_dims = [&]<int kDim, int kDimV>() {
     constexpr int kBytes = Consumer<T, kDim, kDimV>::kBytes;
     const AttentionMaps maps = make_maps(p, TilesOf<T, kDim, kDimV>::kBlockN);
