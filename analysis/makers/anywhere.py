@@ -35,6 +35,13 @@ DEFINITION = "torch_eager"  # in fp32 and in several launches; not an implementa
 TOO_WIDE = "the interval of its ratio is too wide"
 WORST = 10  # problems of an op that are named
 PLOT = "anywhere-functions"
+NEAREST = "the nearest shape measured"
+DECIDED_BY = {  # by what a row's `chosen` says
+    "by models of the times": "models",
+    "by a rule": "a rule",
+    "nearest shape measured": NEAREST,
+    "at this shape": "rows of this shape",
+}
 FIGURES = ["Problems", "Geometric mean", "Least", "Not slower"]
 # What tells small problems from large ones, by the axis of the op: the first of these that it has.
 SIZES = {"m": "M", "tokens": "Tokens", "rows": "Rows", "seq_q": "Queries of a sequence", "batch": "Requests"}
@@ -154,14 +161,28 @@ def section(found: list[tuple[str, Distribution]]) -> Iterator[str]:
             [
                 escape(point.row["problem"]), f"{significant(point.ratio, 3)}×", escape(point.other),
                 escape(str(point.row["chosen"] or "").partition(",")[0]),
+                by_what(point),
             ]
             for point in of.points[:WORST]
         ]  # fmt: skip
-        header = ["The slowest problems", "Speed over the best other", "Best other", "Chosen kernel"]
-        yield from [*table_lines(header, [":--", "--:", ":--", ":--"], worst), ""]
+        header = ["The slowest problems", "Speed over the best other", "Best other", "Chosen kernel", "Chosen by"]
+        yield from [*table_lines(header, [":--", "--:", ":--", ":--", ":--"], worst), ""]
+        if by_nearest := [point for point in of.points if by_what(point) == NEAREST]:
+            count, mean, least, share = figures(by_nearest)
+            yield from [
+                f"Chosen by {NEAREST}: {count} of {len(of.points)} problems, {mean} in the geometric mean, {least} at least, "
+                f"{share} not slower.",
+                "",
+            ]
         if of.without:
             why = sorted(set(of.without), key=natural)
             yield from [f"Without a ratio, {len(of.without)}: {escape('; '.join(why), 300)}", ""]
+
+
+def by_what(point: Point) -> str:
+    """What decided which kernel the function called."""
+    why = str(point.row["chosen"] or "")
+    return next((what for text, what in DECIDED_BY.items() if text in why), "")
 
 
 def range_lines(points: list[Point]) -> list[str]:

@@ -213,3 +213,22 @@ def test_a_problem_whose_baseline_was_wrong_has_no_ratio(tmp_path: Path) -> None
     text = of_op(tmp_path, drawn("torch", 1, 100.0), wrong, function(1, 50.0), function(2, 10.0))
     assert "| all | 1 | 2.00× | 2.00× | 100 % |" in text
     assert "Without a ratio, 1: the baseline, torch, was wrong" in text
+
+
+def test_what_decided_is_said_and_the_nearest_shape_has_figures_of_its_own(tmp_path: Path) -> None:
+    preferred = "preferred at this shape, which was not measured"
+    nearest = "v05_pipelined, the fastest of 3 at 8x64x64, the nearest shape measured: 9 us cold"
+    text = of_op(
+        tmp_path,
+        *(drawn("torch", m, 100.0) for m in (1, 2, 3, 4)),
+        function(1, 400.0, chosen=nearest),
+        function(2, 100.0, chosen=nearest),
+        function(3, 50.0, chosen=f"v18_fitted, {preferred}, by models of the times: v18_fitted 9 us"),
+        function(4, 50.0, chosen=f"v06_strips, {preferred}, by a rule, up_to_128_rows (preferred.py)"),
+    )
+    assert "m=1,n=64,k=64 | 0.250× | torch | v05_pipelined | the nearest shape measured |" in text
+    assert "| v18_fitted | models |" in text and "| v06_strips | a rule |" in text
+    assert (
+        "Chosen by the nearest shape measured: 2 of 4 problems, 0.500× in the geometric mean, 0.250× at least, 50 % not slower."
+        in text
+    )
