@@ -22,9 +22,12 @@ def test_what_is_no_tensor_is_named(function: str, wrong: Any) -> None:
         annotation = inspect.signature(getattr(minfer, function)).parameters[name].annotation
         if annotation not in ("Tensor", "torch.Tensor") and (wrong is None or "Lengths" in annotation):
             continue
+        if wrong == 3 and "int" in annotation:
+            continue
         with pytest.raises(TypeError) as caught:
             call(**{name: wrong})
         takes = "a tensor or None" if "None" in annotation else "a tensor"
+        takes += " or a whole number" if "int" in annotation else ""
         assert str(caught.value) == f"minfer.{function} takes {takes} as {name}, got {type(wrong).__name__}"
 
 
