@@ -30,6 +30,7 @@ struct Fitted {
   static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : kN == 192 && kM <= 192 ? 3 : 2;
   static constexpr int kWriters = kConsumers * 128, kThreads = kWriters + 128;
   static constexpr int kColumns = kTwo ? kN / 2 : kN;  // of the product
+  static_assert(kSharing == 1 || kSharing == 2);
   static_assert(!kPlain || (kAnywhere && kLayout == Layout::NN));
   static_assert(!kTwo || (kN % 128 == 0 && !kAnywhere));
   static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % ((kTwo ? 128 : 64) * kConsumers) == 0;
@@ -39,7 +40,7 @@ struct Fitted {
   // A stage in shared memory has 64 values of k, of the columns of B and of the rows of A, in the 128-byte swizzle. B is stored
   // as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
   static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
-  // Rows of A are copied in kSharing pieces. If kM is no multiple of 8 kSharing, the last pieces have rows in common.
+  // Rows of A are copied in kSharing pieces. If kM is an odd multiple of 8, two pieces have eight rows in common.
   static constexpr int kPiece = (kM / kSharing + 7) / 8 * 8;
   static constexpr int kCopiedBytes = ((kPlain ? 0 : kB) + kSharing * kPiece * kBlockK) * sizeof(T);
   // Boxes of a warpgroup: it writes one while the other is still read. Three warpgroups have one each, so that more stages fit.
@@ -54,7 +55,7 @@ struct Fitted {
   static constexpr int kDown = (kHigh + kBoxRows - 1) / kBoxRows, kLast = kHigh - kBoxRows;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
-  // These start the copies of one piece, from 0 to kSharing - 1, of B or of A. `load(box, x, y, second)` calls one of TMA's
+  // These start the copies of one piece, 0 or 1, of B or of A. `load(box, x, y, second)` calls one of TMA's
   // functions, and supplies the other arguments. second: whether from the second B.
   template <typename Load>
   __device__ static void load_b(T* stage, int col, int k, int piece, Load load) {
@@ -74,7 +75,7 @@ struct Fitted {
   }
   template <typename Load>
   __device__ static void load_a(T* stage, int row, int k, int piece, Load load) {
-    const int down = kSharing <= 2 ? piece * (kM - kPiece) : min(piece * kPiece, kM - kPiece);
+    const int down = piece * (kM - kPiece);
     load(stage + kB + down * kBlockK, k, row + down);
   }
   // All pieces.
