@@ -80,10 +80,15 @@ def test_cpu_kernel_agrees_with_the_reference(kernel):
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [kernel for kernel in ON_CPU if not compiles(kernel)], ids=name)
 def test_cpu_kernel_agrees_in_the_cases_left(kernel):
-    """In the cases that are not always verified; and again in those that are, with other values."""
+    """In the cases that are not always verified; and again in those that are, with other values. Odd and drawn shapes once for
+    each dtype and all parameters."""
     cases = cases_of(kernel)
     few = few_of(cases, LEAST)
-    assert verified(kernel, [*few, *(case for case in cases if case not in few)], seed=1000) > 0
+    first, others = with_new_settings([*few, *(case for case in cases if case not in few)])
+    assert verified(kernel, first, seed=1000) > 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "choose_inputs", inputs_of_own_shape)
+        assert verified(kernel, others, seed=2000) >= 3 * len(others)
 
 
 def verified(kernel: Kernel, cases: list[ops.Case], seed: int = 0) -> int:
