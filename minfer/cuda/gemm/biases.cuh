@@ -20,12 +20,15 @@ struct Biases {
     }
   }
 
-  template <int kRegisters, typename Activation>
+  // kInOrder: one pair of columns after the other, which takes fewer registers.
+  template <bool kInOrder = false, int kRegisters, typename Activation>
   __device__ void apply(float (&sums)[kRegisters], Activation activation) const {
     static_assert(kRegisters == kN / 2);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
-      const float2 bias = to_floats(reinterpret_cast<const typename Vector<T>::Pair&>(bits[j]));
+      uint32_t pair = bits[j];
+      if constexpr (kInOrder) asm volatile("" : "+r"(pair));
+      const float2 bias = to_floats(reinterpret_cast<const typename Vector<T>::Pair&>(pair));
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums[j * 4 + e] = activation(sums[j * 4 + e] + (e % 2 ? bias.y : bias.x));  //@ bias_of_column
     }

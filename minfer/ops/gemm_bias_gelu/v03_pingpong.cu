@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
       release(last);
       ring.skip(steps);  // the other consumer's tile
 #pragma unroll
-      for (auto& rows : tile.sums) biases.apply(rows, gelu);
+      for (auto& rows : tile.sums) biases.template apply<true>(rows, gelu);
       tile.template store_boxes<kBoxes>(maps, boxes + warpgroup * 4 * kBoxes * Tile::kBox, origin.x, origin.y);
     }
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
