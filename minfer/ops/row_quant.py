@@ -29,9 +29,10 @@ def quantise(values: Tensor, to: str) -> tuple[Tensor, Tensor]:
     return (kept.to(torch.float8_e4m3fn) if to == "fp8" else kept.round().to(torch.int8)), scales
 
 
-def are_right(case: Case, y: Tensor, scales: Tensor, values: Tensor, relative: float | Tensor) -> Tensor:
-    """Which bytes are values / scales, where values have an error of `relative`."""
+def are_right(case: Case, y: Tensor, scales: Tensor, values: Tensor, errors: Tensor) -> Tensor:
+    """Which bytes are values / scales, where values may be wrong by `errors`."""
     most = MOST[case.params["to"]]
     of_value, besides = ROUNDING[case.params["to"]]
-    right = (values / scales.double().clamp_min(torch.finfo(torch.float32).tiny)[:, None]).clamp(-most, most)
-    return (y.double() - right).abs() <= right.abs() * (of_value + relative) + besides * 1.001
+    divisor = scales.double().clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    right = (values / divisor).clamp(-most, most)
+    return (y.double() - right).abs() <= right.abs() * of_value + errors / divisor + besides * 1.001

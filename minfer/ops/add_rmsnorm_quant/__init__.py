@@ -64,7 +64,7 @@ def reference(case: Case, t: Tensors, eps: float) -> dict[str, Expected]:
 def check_y(case: Case, t: Tensors) -> Tensor:
     total = (t["residual"] if case.params["residual"] == "added" else t["x"]).double()
     values = normalised(total, t["weight"].double(), float(op.call(case)["eps"]))
-    return are_right(case, t["y"], t["scales"], values, relative(case))
+    return are_right(case, t["y"], t["scales"], values, values.abs() * relative(case))
 
 
 def eager(
