@@ -26,7 +26,7 @@ from minfer.functional.early import (
     takes,
 )
 from minfer.functional.embedding import embedding
-from minfer.functional.mla_decode import mla_decode
+from minfer.functional.mla_decode import PAGE, mla_decode
 from minfer.functional.moe_ffn import moe_ffn
 from minfer.functional.moe_route import moe_route
 from minfer.functional.rope import rope_
@@ -185,7 +185,7 @@ class LatentAttention:
         rank, width = self.key_up.shape[2], latents.shape[2]
         absorbed = plain.matmul_heads(q[..., : -self.rotated], self.key_up)
         q = torch.cat((absorbed, q[..., -self.rotated :]), -1)[:, None]
-        if q.dtype in HALVES and (rank, width) == (512, 576) and latents.shape[1] == 64:
+        if q.dtype in HALVES and (rank, width) == (512, 576) and latents.shape[1] == PAGE:
             mixed = mla_decode(q, latents, batch.lengths, page_table=batch.table, scale=self.scores.scale)
         else:
             rows = latents[batch.table.long()].flatten(1, 2)[:, :, None]

@@ -38,10 +38,15 @@ def test_a_step_of_single_tokens_and_chunks_gives_the_logits_of_whole_prompts(fa
         assert tiny.error(found[end], tiny.run(decoder, [sequence], [[end + 1]])[0][end]) <= 1e-5
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("mistral", torch.bfloat16), ("gemma2", torch.float16)], ids=str)
-def test_kernels_of_half_types_see_the_same_window_in_steps_of_one_token(family, dtype):
+@pytest.mark.parametrize("page", [1, 8, 16, 128])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", torch.bfloat16), ("mistral", torch.bfloat16), ("gemma2", torch.float16)], ids=str
+)
+def test_kernels_of_half_types_see_the_same_keys_in_steps_of_one_token(family, dtype, page, monkeypatch):
+    """With windows or without, and in pages of any power of two."""
+    monkeypatch.delattr(model.plain, "attention")
     expected = torch.tensor(json.loads(EXPECTED.read_text())[family])
-    found = tiny.run(tiny.decoder(family, dtype), [tiny.prompt(40)], [[37], [1], [1], [1]])[0]
+    found = tiny.run(tiny.decoder(family, dtype), [tiny.prompt(40)], [[37], [1], [1], [1]], page)[0]
     assert tiny.error(found[39], expected) <= BOUNDS[torch.bfloat16]
 
 
