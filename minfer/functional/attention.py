@@ -12,7 +12,6 @@ from minfer.functional.pages import is_power_of_two
 
 Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
-DIMS = (64, 128, 256)  # that decode_attention takes, too
 HEAD_DIMS = (64, 96, 128, 192, 256)
 LATENT = (192, 128)  # the head_dim of q and k, and that of v, in multi-head latent attention
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest

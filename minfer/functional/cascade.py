@@ -60,6 +60,7 @@ def cascade_attention(
     prefix_v: Tensor | None = None,
     *,
     causal: bool = False,
+    window: int | None = None,
     softcap: float | None = None,
     scale: float | None = None,
     sinks: Tensor | None = None,
@@ -75,18 +76,25 @@ def cascade_attention(
         sees. With page_table, prefix_k is their number instead, a multiple of a page's slots, and prefix_v is left out.
     causal: a query sees its request's own keys up to its own position, and the prefix. A request has at least as many keys of
         its own as queries; with cu_seqlens this is not checked, because the host would have to wait for the device.
+    window: as in `attention`, and only beside a page_table: each query sees another part of the prefix. So this is one call of
+        `attention` over all pages, which reads the keys in the windows of each request, shared or not.
     page_table, lengths: as in `attention`, for a paged cache with the keys of the prefix and those behind it. lengths, int32
-        (batch,), counts both. All requests have the same pages of the prefix; those of the first request are read. q is
-        (tokens, heads, head_dim) with cu_seqlens of the queries.
+        (batch,), counts both. All requests have the same pages of the prefix; without a window those of the first request are
+        read. q is (tokens, heads, head_dim) with cu_seqlens of the queries.
     softcap, scale, sinks, cu_seqlens, return_lse: as in `attention`.
 
-    Three launches: the queries of all requests over the prefix, as one sequence; `attention` over their own keys; and
-    `merge_state`. The results of the first two are rounded to q's dtype. With sinks, three more scale the result. Works under
-    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that
-    do not fit."""
+    Without a window, three launches: the queries of all requests over the prefix, as one sequence; `attention` over their own
+    keys; and `merge_state`. The results of the first two are rounded to q's dtype. With sinks, three more scale the result.
+    Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for
+    arguments that do not fit."""
     how: dict[str, Any] = {"softcap": softcap, "scale": scale, "return_lse": True}
     rows = q.flatten(0, -3)[None]
     if page_table is None:
+        if window is not None:
+            raise ValueError(
+                f"minfer.cascade_attention takes a window beside a page_table only, got a window of {window}: put the prefix "
+                "and the keys behind it into pages"
+            )
         _check_prefix(q, k, v, prefix_k, prefix_v, causal)
         if lengths is not None:
             raise ValueError("minfer.cascade_attention takes lengths beside a page_table, got no page_table")
@@ -96,6 +104,9 @@ def cascade_attention(
     else:
         pages = _pages_of_prefix(q, k, prefix_k, prefix_v, cu_seqlens, lengths, page_table)
         assert isinstance(prefix_k, int) and lengths is not None
+        if window is not None:
+            how |= {"causal": causal, "sinks": sinks, "cu_seqlens": cu_seqlens, "return_lse": return_lse}
+            return attention(q, k, v, window=window, lengths=lengths, page_table=page_table, **how)
         own = attention(
             q,
             k,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from minfer.functional.decode_attention import PAGES
+from minfer.functional.pages import is_power_of_two
 from minfer.models.batch import Batch, Piece, batch, on_device
 from minfer.models.batch import cache as new_cache
 from minfer.models.graphs import Graphs, can_be_captured
@@ -110,11 +110,11 @@ class Step:
 
 
 class Engine:
-    """Serves requests with a decoder and a cache of `pages` pages of `page` tokens. A step computes at most `chunk` tokens, of
-    at most `most` requests, which a policy of POLICIES chooses. `share` lets requests use the pages of others that began with
-    the same text. `graphs` replays steps without prompts as CUDA graphs: by default on a GPU, where that is possible. Its
-    methods may be called from several threads, of which one computes a step while the others wait. Raises ValueError for sizes
-    that do not fit."""
+    """Serves requests with a decoder and a cache of `pages` pages of `page` tokens, a power of two. A step computes at most
+    `chunk` tokens, of at most `most` requests, which a policy of POLICIES chooses. `share` lets requests use the pages of
+    others that began with the same text. `graphs` replays steps without prompts as CUDA graphs: by default on a GPU, where that
+    is possible. Its methods may be called from several threads, of which one computes a step while the others wait. Raises
+    ValueError for sizes that do not fit."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class Engine:
         graphs: bool | None = None,
         policy: str = "continuous",
     ) -> None:
-        if page not in PAGES:
-            raise ValueError(f"an engine takes pages of {' or '.join(map(str, PAGES))} tokens, got {page}")
+        if not is_power_of_two(page):
+            raise ValueError(f"an engine takes pages whose number of tokens is a power of two, got {page}")
         if pages < 1 or not 1 <= most <= chunk:
             raise ValueError(f"an engine takes pages from 1 and most from 1 to chunk, got {pages=}, {most=}, {chunk=}")
         if policy not in POLICIES:

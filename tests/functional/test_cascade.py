@@ -136,6 +136,45 @@ def test_a_cascade_over_pages_is_attention_over_pages(shared: int, causal: bool)
         near(lse, wanted_lse, 1e-4)
 
 
+def attend_within(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, softcap: float, sinks: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The definition, in fp64, of (tokens, heads, head_dim), without sinks and with them: out of both, and the log-sum-exp."""
+    q, k, v = q.double(), *(x.double().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    apart = (torch.arange(len(q)) + len(k) - len(q))[:, None] - torch.arange(len(k))
+    seen = (apart.abs() < window) & ((apart >= 0) | (not causal))
+    scores = softcap * torch.tanh(torch.einsum("qhd,khd->hqk", q, k) / 8 / softcap)
+    lse = scores.masked_fill_(~seen, -INF).logsumexp(-1)
+    out = torch.einsum("hqk,khd->qhd", (scores - lse[..., None]).exp(), v)
+    kept = (lse - torch.logaddexp(lse, sinks.double()[:, None])).exp().t()[..., None]
+    return torch.stack((out, kept * out)), lse
+
+
+# The requests have 5, 1 and 24 keys of their own behind 16 of the prefix, and 3, 1 and 5 queries.
+@pytest.mark.parametrize("window", [1, 4, 12, 30, 100])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shared", [0, 16])
+def test_each_query_of_a_cascade_over_pages_sees_its_window(shared: int, causal: bool, window: int) -> None:
+    torch.manual_seed(window)
+    new, keys = [0, 3, 4, 9], [21, 17, 40]
+    q, sinks = random(9, 4, 64), torch.randn(4)
+    k, v, table = paged(8, keys, shared)
+    how = {"cu_seqlens": torch.tensor(new).int(), "lengths": torch.tensor(keys).int(), "page_table": table}
+    how |= {"causal": causal, "window": window, "softcap": 3.0}
+    wanted, wanted_lse = [], []
+    for row, count, a, b in zip(table, keys, new, new[1:], strict=False):
+        own = (x[row[: -(-count // 8)].long()].flatten(0, 1)[:count] for x in (k, v))
+        out, lse = attend_within(q[a:b], *own, causal, window, 3.0, sinks)
+        wanted.append(out)
+        wanted_lse.append(lse)
+    plain, with_sinks = torch.cat(wanted, 1)
+    for given, expected in (({}, plain), ({"sinks": sinks}, with_sinks)):
+        out, lse = cascade_attention(q, k, v, shared, **how, **given, return_lse=True)
+        near(out, expected)
+        near(lse, torch.cat(wanted_lse, 1), 1e-4)
+        assert torch.equal(cascade_attention(q, k, v, shared, **how, **given), out)
+
+
 def test_sinks_add_to_the_denominator_of_the_whole_cascade() -> None:
     q, k, v, prefix = random(2, 5, 4, 64), random(2, 9, 4, 64), random(2, 9, 4, 64), random(2, 11, 4, 64)
     sinks = torch.randn(4)
@@ -169,6 +208,12 @@ def test_pages_that_do_not_fit_a_prefix_are_refused_in_a_sentence() -> None:
         cascade_attention(q, k, v, 16)
     with pytest.raises(ValueError, match=r"takes float32 sinks of \(4,\), got torch.float32 of \(3,\)"):
         cascade_attention(q, k, v, 16, **how, sinks=torch.randn(3))
+    with pytest.raises(ValueError, match=r"a prefix of whole pages .*, got 12 keys in pages of 8"):
+        cascade_attention(q, k, v, 12, **how, window=4)
+    with pytest.raises(ValueError, match="takes a window above 0, or None, got 0"):
+        cascade_attention(q, k, v, 16, **how, window=0)
+    with pytest.raises(ValueError, match="takes a window beside a page_table only, got a window of 4: put"):
+        cascade_attention(q[None], q[None], q[None], q, q, window=4)
 
 
 def test_arguments_that_do_not_fit_are_refused_in_a_sentence() -> None:

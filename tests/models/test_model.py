@@ -8,9 +8,11 @@ import json
 import pytest
 import torch
 
+from minfer import attention
+from minfer.models import model
 from minfer.models.batch import batch
 from minfer.models.batch import cache as new_cache
-from minfer.models.model import Decoder
+from minfer.models.model import Decoder, Scores
 from minfer.models.rotary import Rotary
 from tests.models import tiny
 from tests.models.test_transformers import BOUNDS, EXPECTED
@@ -36,10 +38,15 @@ def test_a_step_of_single_tokens_and_chunks_gives_the_logits_of_whole_prompts(fa
         assert tiny.error(found[end], tiny.run(decoder, [sequence], [[end + 1]])[0][end]) <= 1e-5
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("mistral", torch.bfloat16), ("gemma2", torch.float16)], ids=str)
-def test_kernels_of_half_types_see_the_same_window_in_steps_of_one_token(family, dtype):
+@pytest.mark.parametrize("page", [1, 8, 16, 128])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("llama", torch.bfloat16), ("mistral", torch.bfloat16), ("gemma2", torch.float16)], ids=str
+)
+def test_kernels_of_half_types_see_the_same_keys_in_steps_of_one_token(family, dtype, page, monkeypatch):
+    """With windows or without, and in pages of any power of two."""
+    monkeypatch.delattr(model.plain, "attention")
     expected = torch.tensor(json.loads(EXPECTED.read_text())[family])
-    found = tiny.run(tiny.decoder(family, dtype), [tiny.prompt(40)], [[37], [1], [1], [1]])[0]
+    found = tiny.run(tiny.decoder(family, dtype), [tiny.prompt(40)], [[37], [1], [1], [1]], page)[0]
     assert tiny.error(found[39], expected) <= BOUNDS[torch.bfloat16]
 
 
@@ -51,6 +58,58 @@ def test_half_types_are_near_what_transformers_computes(family, dtype):
     for page in (16, 64):  # mla_decode takes pages of 64
         found = tiny.run(tiny.decoder(family, dtype), [tiny.prompt(40)], [[30], [1], [6], [1], [1], [1]], page)[0]
         assert tiny.error(found[39], expected) <= BOUNDS[torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("dims", "taken"),
+    [
+        ((96, 96), (96, 96)),  # Phi-3-mini
+        ((192, 128), (192, 128)),  # DeepSeek-V2-Lite
+        ((192, 192), (192, 192)),
+        ((80, 80), (96, 96)),
+        ((96, 24), (96, 96)),
+        ((160, 100), (192, 128)),
+        ((200, 40), (256, 256)),
+        ((264, 264), None),
+    ],
+    ids=str,
+)
+def test_heads_of_prompts_are_padded_only_where_attention_does_not_take_them(dims, taken, monkeypatch):
+    given = []
+
+    def noted(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: object) -> torch.Tensor:
+        given.append((q.shape[-1], v.shape[-1]))
+        return attention(q, k, v, **how)
+
+    monkeypatch.setattr(model, "attention", noted)
+    torch.manual_seed(0)
+    (one, two), _ = tiny.place([tiny.prompt(12), tiny.prompt(3)], 16)
+    one.piece(7)
+    step = batch([one.piece(5), two.piece(3)], 16, "cpu")
+    q, k, v = torch.randn(8, 4, dims[0]), torch.randn(15, 2, dims[0]), torch.randn(15, 2, dims[1])
+    scores = Scores(0.2, softcap=5.0, window=4, sinks=torch.randn(4))
+    halves = [x.bfloat16() for x in (q, k, v)]
+    found = model.prefill(*halves, step, scores)
+    assert given == ([taken] if taken else [])
+    assert tiny.error(found, model.prefill(*(x.float() for x in halves), step, scores)) <= 1e-2
+    assert len(given) == bool(taken), "attention takes no fp32"
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("llama", {"head_dim": 96}),
+        ("deepseek_v2", {"qk_nope_head_dim": 128, "v_head_dim": 128}),
+    ],
+)
+def test_prompts_of_heads_that_only_attention_takes_are_near_those_in_fp32(family, sizes):
+    """And decoding: in plain PyTorch for heads of 96, by mla_decode for latents in pages of 64."""
+    tokens, steps = [tiny.prompt(40), tiny.prompt(30, 1)], [[20, 9], [1, 20], [19, 1]]
+    wanted, found = (
+        tiny.run(tiny.decoder(family, dtype, **sizes), tokens, steps, 64) for dtype in (torch.float32, torch.bfloat16)
+    )
+    for a, b in zip(found, wanted, strict=True):
+        assert all(tiny.error(a[at], b[at]) <= BOUNDS[torch.bfloat16] for at in b)
 
 
 def without(**other: object) -> object:

@@ -89,6 +89,18 @@ def test_each_policy_gives_the_same_tokens(policy):
     assert joined == (policy != "batch_by_batch")
 
 
+@pytest.mark.parametrize("page", [1, 8, 64, 128])
+@pytest.mark.parametrize("family", ["llama", "deepseek_v2"])
+def test_pages_of_any_power_of_two_give_the_same_tokens(family, page):
+    common = tiny.prompt(30)
+    asked = [(common + prompt, sampling) for prompt, sampling in draw(4, seed=17, longest=50, most=10)]
+    expected = alone(asked, family)  # with pages of 16
+    for pages in (800 // page + 8, -(-120 // page)):  # for all requests, and for about one
+        requests, _ = serve(asked, family, page=page, pages=pages, chunk=16, graphs=True)
+        assert [request.tokens for request in requests] == expected
+    assert page > len(common) or sum(request.reused for request in requests) >= len(common) // page * page
+
+
 def test_the_beginning_of_a_text_is_computed_once():
     common = tiny.prompt(50)
     asked = [(common + tiny.prompt(3 + i, 9 + i), Sampling(6)) for i in range(3)] + [(common[:48], Sampling(4))]
@@ -242,7 +254,8 @@ def test_an_interrupted_cancel_leaks_no_page(monkeypatch):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"page": 32}, "pages of 16 or 64 or 256 tokens, got 32"),
+        ({"page": 24}, "pages whose number of tokens is a power of two, got 24"),
+        ({"page": 0}, "a power of two, got 0"),
         ({"most": 0}, "most from 1"),
         ({"chunk": 3}, "to chunk"),
         ({"policy": "fair"}, "a policy of continuous, prompts_first, batch_by_batch, got 'fair'"),
