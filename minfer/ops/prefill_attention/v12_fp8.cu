@@ -3,14 +3,22 @@
 // Idea: cp.async copies the bytes of the next tile of keys and values while the present one is multiplied: half of v03's bytes,
 // in half the copies. Once for a tile, the block's threads widen the bytes to q's dtype, which is exact, into the tiles that v03
 // has. The scale of keys is a part of the scale of scores; that of values multiplies out once.
-// Expected: the speed of v09, give or take a tenth. For a tile of 32 keys x 128 a thread has half as many copies and addresses,
-// but also 32 conversions of pairs and 8 stores of 16 bytes, beside the 128 products of 16 x 8 x 16 of its warp; only another
-// block overlaps these. Many queries share the keys, so half the bytes save memory, and hardly time.
+// Expected: 0.8 to 0.9 of v03's speed, and so more than v09's, whose tiles of heads of 128 have half the keys on Hopper. For a
+// tile of 64 keys x 128 a thread has 64 conversions of pairs and 16 stores of 16 bytes beside the 256 products of 16 x 8 x 16 of
+// its warp, and only the other block of the SM overlaps them. Many queries share the keys, so half the bytes save memory, and
+// hardly time.
 #include "cuda/fp8.cuh"
 #include "fp8_attention.h"
 #include "mma_attention.cuh"
 
 namespace minfer {
+
+// The number, of which the compiler does not know that it stays the same. What a loop computes from it keeps no registers
+// through the mainloop: with threadIdx.x itself, heads of 128 spill 152 bytes (sm_90a).
+__device__ inline int anew(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 
 // Two e4m3 numbers, in the lower half of `two`, as T, which is exact.
 template <typename T>
@@ -29,24 +37,27 @@ template <typename Place, int kRows, int kCols, int kThreads, typename T>
 __device__ void widen_tile(T* tile, const Float8E4M3* bytes) {
   constexpr int kOfRow = kCols / 8;
   static_assert(kRows * kOfRow % kThreads == 0);
+  const int thread = anew(threadIdx.x);
 #pragma unroll
   for (int n = 0; n < kRows * kOfRow; n += kThreads) {
-    const int piece = n + threadIdx.x;
+    const int piece = n + thread;
     const uint2 from = *reinterpret_cast<const uint2*>(bytes + piece * 8);
     const uint4 to = {widened<T>(from.x), widened<T>(from.x >> 16), widened<T>(from.y), widened<T>(from.y >> 16)};
     *reinterpret_cast<uint4*>(tile + Place::at(piece / kOfRow, piece % kOfRow * 8)) = to;
   }
 }
 
-// Starts copying such rows, the i-th from row_at(i) on; those from `rows_left` on are zero, and are not read.
-template <int kRows, int kCols, int kThreads, typename RowAt>
-__device__ void copy_bytes(Float8E4M3* bytes, RowAt row_at, int rows_left) {
-  constexpr int kOfRow = kCols / 16, kPieces = kRows * kOfRow;
+// Starts copying kRows rows of kOfRow pieces of 16 bytes each; the rows from `rows_left` on are zero, and are not read. to(row,
+// i) and from(row, i) are where piece i of a row begins.
+template <int kRows, int kOfRow, int kThreads, typename To, typename From>
+__device__ void copy_pieces(To to, From from, int rows_left) {
+  constexpr int kPieces = kRows * kOfRow;
+  const int thread = anew(threadIdx.x);
 #pragma unroll
   for (int n = 0; n < kPieces; n += kThreads) {
-    const int piece = n + threadIdx.x, row = piece / kOfRow;
+    const int piece = n + thread, row = piece / kOfRow, i = piece % kOfRow;
     if (kPieces % kThreads != 0 && piece >= kPieces) break;
-    cp_async_16(bytes + piece * 16, row_at(row) + piece % kOfRow * 16, row < rows_left);
+    cp_async_16(to(row, i), from(row, i), row < rows_left);
   }
 }
 
@@ -91,9 +102,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend_fp8(
         return p.at_place(rows, p.place_in(pages_of(first)[row], first + row), kv_head);  //@ page_of_bytes
       else return rows.at(tile.number, s.first_kv + first + row, kv_head);
     };
+    const auto copy_rows_of = [&]<int kCols>(Float8E4M3* bytes, const Rows<const Float8E4M3>& rows) {
+      const auto to = [&](int row, int i) { return bytes + row * kCols + i * 16; };
+      const auto from = [&](int row, int i) { return row_at(rows, row) + i * 16; };
+      copy_pieces<kKeys, kCols / 16, kThreads>(to, from, end - first);
+    };
     if (first < end) {
-      copy_bytes<kKeys, Shape::kDim, kThreads>(k_bytes, [&](int row) { return row_at(p.k, row); }, end - first);
-      copy_bytes<kKeys, Shape::kDimV, kThreads>(v_bytes, [&](int row) { return row_at(p.v, row); }, end - first);
+      copy_rows_of.template operator()<Shape::kDim>(k_bytes, p.k);
+      copy_rows_of.template operator()<Shape::kDimV>(v_bytes, p.v);
       look_up(first + kKeys);  //@ next_pages
     }
     cp_async_commit();
@@ -104,8 +120,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend_fp8(
     cp_async_wait<0>();
     __syncthreads();
   }
-  copy_tile<Place, kRows, Shape::kDim, kThreads>(q_tile, p.q.at(tile.number, s.first_q + tile.row0, head),
-                                                 p.q.of_inner, s.queries - tile.row0);
+  const T* queries = p.q.at(tile.number, s.first_q + tile.row0, head);
+  copy_pieces<kRows, Shape::kDim / 8, kThreads>([&](int row, int i) { return q_tile + Place::at(row, i * 8); },
+                                                [&](int row, int i) { return queries + row * p.q.of_inner + i * 8; },
+                                                s.queries - tile.row0);
   copy(begin);  // and q, in one group
 
   WarpRows<Shape> warp;
@@ -119,8 +137,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident) attend_fp8(
     __syncthreads();  // the tiles are whole, and all have read the bytes  //@ bytes_widened
     copy(key + kKeys);
     if (key == begin) warp.keep_q(q);
-    int position = row + s.keys - s.queries;
-    asm volatile("" : "+r"(position));  // as in v03: bounds that are recomputed keep no registers
+    const int position = anew(row + s.keys - s.queries);
     const Span top = p.span_at(position, s.keys), bottom = p.span_at(position + Shape::kWarpRows - 1, s.keys);
     if (key >= bottom.end || key + kKeys <= top.begin) continue;  // the warp sees none of these keys
     warp.multiply_q_k(q, k_tile);
@@ -151,14 +168,14 @@ void launch_dim(const P& p) {
   using T = typename P::Element;
   check_rows_in_pieces(p.out, p.v_dim, "prefill_attention: out"), check_rows_in_pieces(p.q, p.dim, "prefill_attention: q");
   check_rows_in_pieces(p.k, p.dim, "prefill_attention: k"), check_rows_in_pieces(p.v, p.v_dim, "prefill_attention: v");
-  // The shapes of v03, but where the bytes leave no room for as many blocks, or 64 keys would spill, a tile has 32.
+  // The shapes of v03, but a tile has half the keys where the bytes leave no room for as many blocks.
   constexpr bool kLarge = kMostShared >= 144 << 10;
   if (p.dim == 64) return launch_fp8<Shape<T, 64, 4, 32, 64, 2>>(p);
-  if (p.dim == 96) return launch_fp8<Shape<T, 96, 4, 32, 32, 2>>(p);
+  if (p.dim == 96) return launch_fp8<Shape<T, 96, 4, 32, kLarge ? 64 : 32, 2>>(p);
   if (p.dim == 192 && p.v_dim == 128) return launch_fp8<Shape<T, 192, 8, 16, kLarge ? 64 : 32, 1, 128>>(p);
   if (p.dim == 192) return launch_fp8<Shape<T, 192, 4, 16, 32, 2>>(p);
   if (p.dim == 256) return launch_fp8<Shape<T, 256, 4, 16, 32, 2>>(p);
-  if constexpr (kLarge) launch_fp8<Shape<T, 128, 4, 32, 32, 2>>(p);
+  if constexpr (kLarge) launch_fp8<Shape<T, 128, 4, 32, 64, 2>>(p);
   else launch_fp8<Shape<T, 128, 8, 16, 64, 1>>(p);
 }
 
