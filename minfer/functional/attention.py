@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fa
 PAGES = ((64, "64"), (8, "16"), (1, "1"))
 
 
-def _contract(packed: bool, paged: bool) -> Contract:
+def _contract(packed: bool, paged: bool, quantised: bool) -> Contract:
+    stored = "float8_e4m3fn" if quantised else "q"
     rows = "tokens_q" if packed else "batch, seq_q"
     of_kv = "pages, slots" if paged else "tokens_kv" if packed else "batch, seq_kv"
     counts = "cu_seqlens: int32 (ends)" if packed else "lengths: int32 (batch)"
@@ -27,12 +29,13 @@ def _contract(packed: bool, paged: bool) -> Contract:
         "attention",
         f"""
         q: float16 | bfloat16 ({rows}, heads, head_dim)
-        k: q ({of_kv}, kv_heads, head_dim)
-        v: q ({of_kv}, kv_heads, v_dim)
+        k: {stored} ({of_kv}, kv_heads, head_dim)
+        v: {stored} ({of_kv}, kv_heads, v_dim)
         sinks: float32 (heads)
         {counts}
         {"lengths: int32 (batch)" if paged else counts}
         page_table: int32 (batch, most_pages)
+        scales: float32 (2)
         """,
         head_dim=HEAD_DIMS,
         kv_heads="heads",
@@ -40,7 +43,7 @@ def _contract(packed: bool, paged: bool) -> Contract:
     )
 
 
-CONTRACTS = {(packed, paged): _contract(packed, paged) for packed in (False, True) for paged in (False, True)}
+CONTRACTS = {how: _contract(*how) for how in itertools.product((False, True), repeat=3)}
 
 
 @library.public
@@ -57,13 +60,15 @@ def attention(
     cu_seqlens: Lengths | None = None,
     lengths: Lengths | None = None,
     page_table: Tensor | None = None,
+    scales: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(scale q kᵀ) v for each head, a new contiguous tensor of (batch, seq_q, heads, v_dim).
 
     q: (batch, seq_q, heads, head_dim), float16 or bfloat16; head_dim is 64, 96, 128, 192 or 256.
-    k, v: (batch, seq_kv, kv_heads, head_dim) of the same dtype, v with v_dim, which is head_dim, or 128 where that is 192
-        (DeepSeek's prefill). kv_heads divides heads: query head h reads key-value head h // (heads / kv_heads).
+    k, v: (batch, seq_kv, kv_heads, head_dim) of the same dtype or, with `scales`, float8_e4m3fn; v with v_dim, which is
+        head_dim, or 128 where that is 192 (DeepSeek's prefill). kv_heads divides heads: query head h reads key-value head
+        h // (heads / kv_heads).
     cu_seqlens: int32 (batch + 1,), cumulative lengths from 0, where q is (tokens, heads, head_dim) and k and v likewise, one
         sequence after the other; a pair of them where queries and keys differ in length. For tokens behind the
         last sequence out is not written.
@@ -74,13 +79,14 @@ def attention(
         j % slots of page page_table[b, j // slots]. q is (tokens, heads, head_dim) with cu_seqlens of the queries and lengths
         of the keys, or padded with a pair of lengths. A sequence's new tokens are the last ones of its keys, so that a
         prompt can come in chunks. Entries behind a sequence's last page are not read.
+    scales: float32 (2,), what keys and values of an fp8 cache are multiplied with.
     causal: a query sees the keys up to its own position. The last query of a sequence is at the position of its last key:
         with more keys than queries, the queries follow a cached prefix.
     window: a query sees only keys less than `window` positions away, its own among them.
     softcap: scores become softcap * tanh(score / softcap).
     sinks: float32 (heads,), a score without a value for each query head: it adds to the denominator, but not to the
-        log-sum-exp. On sm_90 without a page_table, with heads of 64 or 128 and at most 2048 keys, or a window of at most
-        2048, one kernel applies them; elsewhere three more launches scale out, which is then rounded twice.
+        log-sum-exp. On sm_90 without a page_table or scales, with heads of 64 or 128 and at most 2048 keys, or a window of
+        at most 2048, one kernel applies them; elsewhere three more launches scale out, which is then rounded twice.
     scale: 1 / sqrt(head_dim) unless given.
     return_lse: return also the log-sum-exp of each query's scores, float32 (batch, heads, seq_q), or (heads, tokens).
 
@@ -118,7 +124,7 @@ def attention(
     else:
         of_q, of_kv = _pair("cu_seqlens", cu_seqlens) if lengths is None else _pair("lengths", lengths)
     found: tuple[Tensor, Tensor] = _attention_op(
-        q, k, v, of_q, of_kv, sinks, page_table, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
+        q, k, v, of_q, of_kv, sinks, page_table, scales, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
     )
     return found if return_lse else found[0]
 
@@ -145,16 +151,17 @@ def _attention(
     kv_seqlens: Tensor | None,
     sinks: Tensor | None,
     page_table: Tensor | None,
+    scales: Tensor | None,
     causal: bool,
     window: int,
     softcap: float,
     scale: float,
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _fake(q, k, v, q_seqlens, kv_seqlens, sinks, page_table, causal, window, softcap, scale, return_lse)
+    out, lse = _make(return_lse, q, k, v, q_seqlens, kv_seqlens, sinks, page_table, scales)
     if not q.numel():
         return out, lse
-    if not k.numel():
+    if not k.numel() or (page_table is not None and not page_table.numel()):
         return out.zero_(), lse.fill_(-torch.inf)
     packed, nothing = q.dim() == 3, q.new_empty(0, dtype=torch.int32)
     batch = 1 if q_seqlens is None else len(q_seqlens) - packed
@@ -164,7 +171,8 @@ def _attention(
     ]  # about, where the host does not know
     if page_table is not None:
         longest[1] = k.shape[1] * page_table.shape[1]
-    found, fused = lse, sinks is not None and page_table is None and _has_sinks(q, longest[1], window)
+    plain = page_table is None and scales is None
+    found, fused = lse, sinks is not None and plain and _has_sinks(q, longest[1], window)
     if sinks is not None and not (fused or return_lse):
         lse = q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
     heads, dim = q.shape[-2:]
@@ -176,6 +184,8 @@ def _attention(
     params["lse"] = "yes" if lse.numel() else "no"
     if page_table is not None:
         params["page"] = next(page for least, page in PAGES if k.shape[1] >= least)
+    if scales is not None:
+        params["quant"] = "fp8"
     if (
         call := "narrow"
         if window and softcap
@@ -190,8 +200,9 @@ def _attention(
         params["call"] = call
     seqlens = [nothing if x is None else x.contiguous() for x in (q_seqlens, kv_seqlens)]
     rows, keys, values = map(library.readable, (q, k, v))
-    table = () if page_table is None else (page_table.contiguous(),)
-    tensors = (out, lse, rows, *table, keys, values, *seqlens)
+    table = () if plain else (nothing.view(batch, 0) if page_table is None else page_table.contiguous(),)
+    factors = () if scales is None else (scales.contiguous(),)
+    tensors = (out, lse, rows, *table, keys, values, *seqlens, *factors)
     scalars: dict[str, Any] = {"causal": causal, "window": window, "softcap": softcap, "scale": scale}
     if sinks is not None and fused:
         library.call_entry("prefill_attention", "sinks", (*tensors, sinks.contiguous()), **scalars)
@@ -208,27 +219,12 @@ def _has_sinks(q: Tensor, keys: int, window: int) -> bool:
     return few and q.shape[-1] in (64, 128) and library.capability_of(q) == (9, 0)
 
 
-def _fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    q_seqlens: Tensor | None,
-    kv_seqlens: Tensor | None,
-    sinks: Tensor | None,
-    page_table: Tensor | None,
-    causal: bool,
-    window: int,
-    softcap: float,
-    scale: float,
+def _fake(*given: Any) -> tuple[Tensor, Tensor]:
+    return _make(given[-1], *given[:8])
+
+
+def _make(
     return_lse: bool,
-) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, q_seqlens, kv_seqlens, sinks, page_table)
-    *batch, seq, heads, _ = q.shape
-    sizes = (*batch, heads, seq) if return_lse else (0,)
-    return q.new_empty((*batch, seq, heads, v.shape[-1])), q.new_empty(sizes, dtype=torch.float32)
-
-
-def _check(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -236,23 +232,29 @@ def _check(
     kv_seqlens: Tensor | None,
     sinks: Tensor | None,
     page_table: Tensor | None,
-) -> None:
+    scales: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The results, not filled."""
     packed, paged = q.dim() == 3, page_table is not None
-    contract = CONTRACTS[packed, paged]
+    contract = CONTRACTS[packed, paged, scales is not None]
     latent = (*q.shape[-1:], *v.shape[-1:]) == LATENT
     v_dim = LATENT[1] if latent else q.shape[-1] if q.dim() else 0
     known = {"batch": q_seqlens.numel() - 1} if packed and paged and q_seqlens is not None else {}
-    contract.check(q, k, v, sinks, q_seqlens, kv_seqlens, page_table, v_dim=v_dim, **known)
+    contract.check(q, k, v, sinks, q_seqlens, kv_seqlens, page_table, scales, v_dim=v_dim, **known)
     if (q_seqlens is None) != (kv_seqlens is None) or (packed and q_seqlens is None):
         raise contract.error(f"{'cu_seqlens' if packed else 'lengths'} of both queries and keys", "None")
     if paged and (kv_seqlens is None or not is_power_of_two(k.shape[1])):
         wanted = "lengths of keys beside a page_table" if kv_seqlens is None else "k whose slots are a power of two"
         raise contract.error(wanted, "None" if kv_seqlens is None else k.shape[1])
+    *lead, seq, heads, _ = q.shape
+    sizes = (*lead, heads, seq) if return_lse else (0,)
+    return q.new_empty((*lead, seq, heads, v.shape[-1])), q.new_empty(sizes, dtype=torch.float32)
 
 
 _attention_op = library.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor? q_seqlens, Tensor? kv_seqlens, Tensor? sinks, "
-    "Tensor? page_table, bool causal, SymInt window, float softcap, float scale, bool return_lse) -> (Tensor, Tensor)",
+    "Tensor? page_table, Tensor? scales, bool causal, SymInt window, float softcap, float scale, bool return_lse) "
+    "-> (Tensor, Tensor)",
     _attention,
     _fake,
 )

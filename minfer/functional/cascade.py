@@ -183,6 +183,8 @@ def _pages_of_prefix(
             "minfer.cascade_attention takes, beside a page_table, q of (tokens, heads, head_dim), cu_seqlens of the queries "
             "and lengths of the keys"
         )
+    if k.dtype != q.dtype:
+        raise ValueError(f"minfer.cascade_attention takes k of the dtype of q, {q.dtype}, got {k.dtype}")
     slots = k.shape[1] if k.dim() == 4 else 0
     if slots < 1 or prefix < 0 or prefix % slots or page_table.dim() != 2 or prefix // slots > page_table.shape[1]:
         raise ValueError(

@@ -54,6 +54,30 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"next_boxes": ("block - 2", "block - 1")},
         WRONG,
     ),
+    "scores without the scale of keys": (
+        "prefill_attention-v12_fp8",
+        {"scale_of_k": ("p.scales[0]", "p.scales[1]")},
+        WRONG,
+    ),
+    "values not scaled": ("prefill_attention-v12_fp8", {"scale_of_v": ""}, WRONG),
+    "fp8: all keys of a tile in the page of the first": (
+        "prefill_attention-v12_fp8",
+        {"page_of_bytes": ("pages_of(first)[row]", "pages_of(first)[0]")},
+        WRONG,
+    ),
+    "fp8: the table read behind the last page": (
+        "prefill_attention-v12_fp8",
+        {"page_there": ("key < end", "true")},
+        "outside the operands",
+    ),
+    "pages of the tile before": (
+        "prefill_attention-v12_fp8",
+        {"next_pages": ("first + kKeys", "first")},
+        WRONG,
+    ),
+    "bytes not waited for": ("prefill_attention-v12_fp8", {"bytes_arrived": ""}, WRONG),
+    "tiles widened while a warp multiplies them": ("prefill_attention-v12_fp8", {"tiles_multiplied": ""}, WRONG),
+    "tiles multiplied before they are whole": ("prefill_attention-v12_fp8", {"bytes_widened": ""}, WRONG),
     "values as far apart as longer keys": (
         "prefill_attention-v05_pingpong",
         {"values_of_stage": ("Tile::kV", "Tile::kK")},

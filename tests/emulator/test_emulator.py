@@ -213,6 +213,7 @@ def test_entries_of_early_products_of_packed_weights(
     ("file", "pages", "shapes"),
     [
         ("prefill_attention-v09_paged", (2, 128), [(2, 70, 200, 2, 1, 64)]),
+        ("prefill_attention-v12_fp8", (2, 128), [(2, 70, 200, 2, 1, 64)]),
         ("prefill_attention-v10_paged_boxes", (8, 32, 256), [(2, 140, 300, 2, 1, 64), (1, 70, 260, 2, 1, 192, 128)]),
         ("prefill_attention-v11_paged_short", (8, 32, 256), [(2, 37, 170, 6, 2, 64), (1, 20, 330, 16, 1, 128)]),
     ],
@@ -221,6 +222,7 @@ def test_pages_of_sizes_that_no_case_names(file, pages, shapes, layout, library)
     op, function = ops.get(FILES[file].op), Emulated(FILES[file], library(file))
     for page, shape in itertools.product(pages, sizes.named(op, shapes)):
         params = {"page": str(page), "layout": layout, "lengths": "gaps:1", "lse": "yes"}
+        params["quant"] = "fp8" if "fp8" in file else "none"
         assert worst(function, op.case("torch_eager", "bfloat16", shape, params)) < 1
 
 

@@ -80,7 +80,10 @@ def attend(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, softcap: float | None,
     lengths: Any = None, cu_seqlens: Any = None, sinks: Tensor | None = None, page_table: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
+    if scales is not None:
+        k, v = k * scales[0], v * scales[1]
     if page_table is not None:
         k, v = (x[page_table.long()].flatten(1, 2) for x in (k, v))
         if cu_seqlens is not None:
@@ -127,7 +130,10 @@ def draw_attention(at: Draw) -> Drawn:
             given["lengths"] = at.ints(0, lead[0][1] + 1, batch), given["lengths"]
     given |= {"q": at.floats(dtype, *lead[0], heads, dim)}
     given["sinks"] = at.choice(None, None, at.floats(torch.float32, heads) * 3)
-    return given | {name: at.floats(dtype, *lead[1], kv_heads, dim) for name in ("k", "v")}, attention
+    stored = dtype
+    if at.choice(True, False, False):
+        stored, given["scales"] = torch.float8_e4m3fn, torch.tensor([0.5, 2.0])
+    return given | {name: at.floats(stored, *lead[1], kv_heads, dim) for name in ("k", "v")}, attention
 
 
 def cascade(

@@ -495,11 +495,12 @@ def test_it_is_an_op_like_pytorchs_own():
     two = torch.tensor([5, 3], dtype=torch.int32)
     for dims, v_dim in ((1, 64), (3, 128)):
         tensors = q.repeat(1, 1, 1, dims), k.repeat(1, 1, 1, dims), random(2, 7, 2, v_dim)
-        arguments = (*tensors, two, two, torch.zeros(4), None, True, 0, 0.0, 0.0, True)
+        arguments = (*tensors, two, two, torch.zeros(4), None, None, True, 0, 0.0, 0.0, True)
         torch.library.opcheck(torch.ops.minfer.attention.default, arguments)
     pages = torch.zeros(2, 1, dtype=torch.int32)
     for queries, ends in ((q, two), (q[0], torch.tensor([0, 2, 5], dtype=torch.int32))):
-        arguments = (queries, random(3, 8, 2, 64), random(3, 8, 2, 64), ends, two, None, pages, True, 0, 0.0, 0.0, True)
+        caches = random(3, 8, 2, 64), random(3, 8, 2, 64)
+        arguments = (queries, *caches, ends, two, None, pages, None, True, 0, 0.0, 0.0, True)
         torch.library.opcheck(torch.ops.minfer.attention.default, arguments)
     compiled = torch.compile(lambda *x: attention(*x, causal=True), backend="aot_eager", fullgraph=True, dynamic=True)
     for keys in (7, 8):

@@ -21,6 +21,10 @@ those of q and k: an axis `v_dim` says so, of 128 where head_dim is 192, as in t
 
 Pages of no sequence and slots behind a sequence's last key are NaN in every test; the table's tails are absurd.
 
+`params.quant` is none, for keys and values of the dtype of q; or fp8, for keys and values of e4m3 that keep value / scale, with
+a scale of k and one of v in `scales`, fp32, as `kv_append` writes them. There is then a page_table in any case: (batch, 0)
+where keys and values are not in pages.
+
 `params.lengths` draws the lengths, the same part of seq_q and of seq_kv for a sequence. What lies behind them in q, k and v is
 not used: it is NaN in every test.
 
@@ -58,6 +62,7 @@ from minfer.ops import (
     floats,
     given,
     lengths,
+    made_by,
     offsets,
     one_of,
     out,
@@ -73,6 +78,7 @@ U = 2.0**-24
 LATENT = (192, 128)  # head_dim and v_dim of DeepSeek's models
 TAIL = 16  # rows of poison behind the keys of packed sequences
 SPARE = 2  # pages of no sequence
+SCALES = (0.75, 1.25)  # of k and of v in fp8
 MOST_SCORES = 1 << 25  # that the reference has at once: 256 MB in fp64
 Tensor = torch.Tensor
 
@@ -85,6 +91,10 @@ def page_of(case: Case) -> int:
     """Slots of a page; 0 where keys and values are not in pages."""
     page = case.params.get("page", "none")
     return 0 if page == "none" else int(page)
+
+
+def is_quantised(case: Case) -> bool:
+    return case.params.get("quant", "none") == "fp8"
 
 
 def v_dim(case: Case) -> int:
@@ -172,15 +182,21 @@ def tensors(case: Case) -> list[Spec]:
         of_kv, seqlens[1], of_k = (sum(used) + SPARE, page), keys, Rows(1.0, 0.0, unused, False)
         fill = page_table(used, of_kv[0], ["k", "v"])
         table = [given("page_table", batch, max(used), dtype="int32", fill=fill)]
+    dtype, scales = "", []
+    if is_quantised(case):
+        dtype, table = "float8_e4m3fn", table or [given("page_table", batch, 0, dtype="int32", fill=fixed(()))]
+        fill = made_by(lambda made, draw, device: torch.tensor(SCALES, device=device))
+        scales = [given("scales", 2, dtype="float32", fill=fill)]
     return [
         out("out", *of_q, heads, v_dim(case)),
         out("lse", *(of_lse if case.params["lse"] == "yes" else (0,)), dtype="float32"),
         given("q", *of_q, heads, dim, fill=rows(masks[0], True)),
         *table,
-        given("k", *of_kv, kv_heads, dim, fill=of_k),
-        given("v", *of_kv, kv_heads, v_dim(case), fill=floats(poison=of_k.poison)),
+        given("k", *of_kv, kv_heads, dim, dtype=dtype, fill=of_k),
+        given("v", *of_kv, kv_heads, v_dim(case), dtype=dtype, fill=floats(poison=of_k.poison)),
         given("q_seqlens", len(seqlens[0]), dtype="int32", fill=fixed(seqlens[0])),
         given("kv_seqlens", len(seqlens[1]), dtype="int32", fill=fixed(seqlens[1])),
+        *scales,
     ]
 
 
@@ -200,6 +216,8 @@ def reference(case: Case, t: Tensors, causal: bool, window: int, softcap: float)
             k, v = (t[name][pages].flatten(0, 1)[:keys] for name in ("k", "v"))
         else:
             k, v = (t[name][of_kv] for name in ("k", "v"))
+        if is_quantised(case):
+            k, v = (x * scale for x, scale in zip((k, v), t["scales"], strict=True))
         q = t["q"][of]
         rows = max(1, MOST_SCORES // (max(1, keys) * case["heads"]))
         begin, end = spans(queries, keys, causal, window)
@@ -281,7 +299,8 @@ def pairs(case: Case) -> int:
 
 def traffic(case: Case) -> tuple[float, float]:
     """Queries that there are, keys and values that any query sees, and where they lie; all of out and of lse."""
-    of_k, of_v = (1.0 * dim * DTYPES[case.dtype].itemsize for dim in (case["head_dim"], v_dim(case)))
+    of_q, of_out = (1.0 * dim * DTYPES[case.dtype].itemsize for dim in (case["head_dim"], v_dim(case)))
+    of_k_and_v = (of_q + of_out) / (DTYPES[case.dtype].itemsize if is_quantised(case) else 1)
     queries = sum(queries for queries, _ in lengths_of(case))
     seen = [
         (int(begin.min()), int(end.max())) for begin, end in spans_of(case) if len(begin) and end.max() > begin.min()
@@ -290,8 +309,8 @@ def traffic(case: Case) -> tuple[float, float]:
     entries = sum(-(-end // page) - begin // page for begin, end in seen) if page else 0
     written = queries if is_packed(case) else case["batch"] * case["seq_q"]
     lse = 4.0 * written * case["heads"] if case.params["lse"] == "yes" else 0.0
-    read = of_k * queries * case["heads"] + (of_k + of_v) * keys * case["kv_heads"]
-    return read + 4.0 * entries, of_v * written * case["heads"] + lse
+    read = of_q * queries * case["heads"] + of_k_and_v * keys * case["kv_heads"]
+    return read + 4.0 * entries, of_out * written * case["heads"] + lse
 
 
 def check_v_dim(size: int, sizes: Sizes) -> str | None:
@@ -328,9 +347,11 @@ def shape(
 
 
 def attention(minfer: Any, *tensors: Tensor, causal: bool, window: int, softcap: float) -> Any:
-    _, _, q, *table, k, v, q_seqlens, kv_seqlens = tensors
-    paged = {"page_table": table[0], "lengths": (q_seqlens, kv_seqlens)} if table else {}
-    return minfer.attention(q, k, v, causal=causal, window=window or None, softcap=softcap or None, **paged)
+    _, _, q, table, k, v, seqlens, scales = baselines.named(*tensors)
+    given = {} if table is None else {"page_table": table, "lengths": seqlens}
+    return minfer.attention(
+        q, k, v, causal=causal, window=window or None, softcap=softcap or None, scales=scales, **given
+    )
 
 
 op = Op(
@@ -349,8 +370,9 @@ op = Op(
         "lengths": Ragged(examples=("full", "gaps:1")),
         "lse": ("no", "yes"),
         "page": ("none", "1", "16", "64"),
+        "quant": ("none", "fp8"),
     },
-    later=("page",),
+    later=("page", "quant"),
     tensors=tensors,
     reference=reference,
     calls={
@@ -386,7 +408,8 @@ op = Op(
     },
 )
 
-WHOLE, PAGED, BOXES = ({"page": pages} for pages in (("none",), ("1", "16", "64"), ("16", "64")))
+WHOLE, PAGED, BOXES = ({"page": pages, "quant": ("none",)} for pages in (("none",), ("1", "16", "64"), ("16", "64")))
+FP8 = {"quant": ("fp8",)}
 baselines.register(op)
 op.cuda("v01_naive.cu", params=WHOLE)
 op.cuda("v02_flash.cu", params=WHOLE, requires=heads_of(64, 96, 128, 256, latent=True))
@@ -412,9 +435,11 @@ op.cuda(
     preferred="long_chunks",
 )
 op.cuda("v11_paged_short.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128), preferred="short_chunks")
+op.cuda("v12_fp8.cu", params=FP8)
 op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp", params=WHOLE)
 op.cpp("cpu_naive.cpp", name="cpu_naive_paged", params=PAGED)
+op.cpp("cpu_naive.cpp", name="cpu_naive_fp8", params=FP8)
 op.cpp("cpu_blocked.cpp", params=WHOLE)
 op.cpp("cpu_blocked.cpp", name="cpu_blocked_paged", params=PAGED)
 op.function(

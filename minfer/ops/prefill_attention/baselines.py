@@ -76,17 +76,37 @@ def gathered(
         sequence = sequence[:, None]
     page = page_table[sequence, place // slots].clamp(0, pages - 1)  # the tails of the table are of no page
     rows = page.long() * slots + place % slots
-    return k.flatten(0, 1)[rows], v.flatten(0, 1)[rows], kv_seqlens
+
+    def taken(x: Tensor) -> Tensor:
+        x = x.flatten(0, 1)
+        return x.view(torch.uint8)[rows].view(x.dtype) if x.element_size() == 1 else x[rows]  # PyTorch indexes no fp8
+
+    return taken(k), taken(v), kv_seqlens
 
 
-def of_pages(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for keys and values in pages, too, which it gathers first."""
+Named = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None]
+
+
+def named(out: Tensor, lse: Tensor, q: Tensor, *given: Tensor) -> Named:
+    """The tensors of a case: the page table is None where keys and values are not in pages, the scales where they are of q's
+    dtype."""
+    quantised = given[-1].is_floating_point()
+    *table, k, v, q_seqlens, kv_seqlens = given[:-1] if quantised else given
+    paged = table and table[0].shape[1]
+    return out, lse, q, table[0] if paged else None, k, v, (q_seqlens, kv_seqlens), given[-1] if quantised else None
+
+
+def of_caches(function: Callable[..., Any], widened: torch.dtype | None = None) -> Callable[..., Any]:
+    """The function for keys and values in pages, too, which it gathers first; and for those of fp8, which become `widened`, or
+    of the dtype of q."""
 
     @wraps(function)
-    def call(out: Tensor, lse: Tensor, q: Tensor, *given: Tensor, **scalars: Any) -> Any:
-        *table, k, v, q_seqlens, kv_seqlens = given
-        if table:
-            k, v, kv_seqlens = gathered(k, v, kv_seqlens, table[0], q.dim() == 3)
+    def call(*tensors: Tensor, **scalars: Any) -> Any:
+        out, lse, q, table, k, v, (q_seqlens, kv_seqlens), scales = named(*tensors)
+        if table is not None:
+            k, v, kv_seqlens = gathered(k, v, kv_seqlens, table, q.dim() == 3)
+        if scales is not None:
+            k, v = (x.to(widened or q.dtype) * scale for x, scale in zip((k, v), scales, strict=True))
         return function(out, lse, q, k, v, q_seqlens, kv_seqlens, **scalars)
 
     return call
@@ -279,10 +299,11 @@ def cudnn_sizes(case: Case) -> str | None:
 def register(op: Op) -> None:
     """PyTorch's first, which ratios are against; the definition is the baseline where that does not support a case."""
     plain = {"call": ("causal", "full"), "lse": ("no",)}
-    backend_of = plain | {"page": ("none",)}
-    whole = {"layout": ("padded",), "lengths": ("full",), "lse": ("no",), "page": ("none",)}
-    op.torch("torch", of_pages(sdpa), baseline=True, returns=(0,), params=plain, requires=torch_sizes)
-    op.torch("torch_eager", of_pages(eager), baseline=True)
+    side_by_side = {"page": ("none",), "quant": ("none",)}
+    backend_of = plain | side_by_side
+    whole = {"layout": ("padded",), "lengths": ("full",), "lse": ("no",)} | side_by_side
+    op.torch("torch", of_caches(sdpa), baseline=True, returns=(0,), params=plain, requires=torch_sizes)
+    op.torch("torch_eager", of_caches(eager, torch.float32), baseline=True)
     for name, backend, requires in (
         ("torch_flash", "FLASH_ATTENTION", flash_sizes),
         ("torch_cudnn", "CUDNN_ATTENTION", cudnn_sizes),
@@ -296,6 +317,6 @@ def register(op: Op) -> None:
         flash_attn_4,
         "flash_attn",
         returns=(0,),
-        params={"lse": ("no",), "page": ("none",)},
+        params={"lse": ("no",)} | side_by_side,
         requires=hopper_sizes,
     )

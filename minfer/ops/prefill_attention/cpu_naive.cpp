@@ -5,9 +5,26 @@
 
 #include <vector>
 
-#include "prefill_attention.h"
+#include "fp8_attention.h"
+#include "ops/formats.h"
 
 namespace minfer {
+
+template <typename T>
+float to_float(T x) {
+  return static_cast<float>(x);
+}
+inline float to_float(Float8E4M3 x) { return from_e4m3(static_cast<uint8_t>(x)); }
+
+// What keys and values are multiplied with.
+struct Scales {
+  float k, v;
+};
+template <typename P>
+Scales scales_of(const P& p) {
+  if constexpr (requires { p.scales; }) return {p.scales[0], p.scales[1]};
+  else return {1.0f, 1.0f};
+}
 
 template <typename P>
 void attend(const P& p, int number, const Sequence& s, int query, int head, std::vector<float>& scores) {
@@ -16,23 +33,24 @@ void attend(const P& p, int number, const Sequence& s, int query, int head, std:
   const Span span = query < s.queries ? p.span(s, query) : Span{0, 0};
   std::vector<float> sums(p.v_dim);
   float max = -INFINITY, sum = 0.0f;
+  const Scales scales = scales_of(p);
   for (int key = span.begin; key < span.end; ++key) {
     const T* q = p.q.at(number, s.first_q + query, head);
-    const T* k = p.k_at(number, s, key, p.kv_head(head));
+    const auto* k = p.k_at(number, s, key, p.kv_head(head));
     float score = 0.0f;
-    for (int i = 0; i < p.dim; ++i) score += static_cast<float>(q[i]) * static_cast<float>(k[i]);
-    score *= p.scale;
+    for (int i = 0; i < p.dim; ++i) score += to_float(q[i]) * to_float(k[i]);
+    score *= p.scale * scales.k;
     if (p.softcap > 0.0f) score = p.softcap * std::tanh(score / p.softcap);
     scores[key] = score;
     max = score > max ? score : max;
   }
   for (int key = span.begin; key < span.end; ++key) {
-    const T* v = p.v_at(number, s, key, p.kv_head(head));
+    const auto* v = p.v_at(number, s, key, p.kv_head(head));
     const float power = std::exp(scores[key] - max);
     sum += power;
-    for (int i = 0; i < p.v_dim; ++i) sums[i] += power * static_cast<float>(v[i]);
+    for (int i = 0; i < p.v_dim; ++i) sums[i] += power * to_float(v[i]);
   }
-  for (int i = 0; i < p.v_dim; ++i) out[i] = static_cast<T>(span.begin < span.end ? sums[i] / sum : 0.0f);
+  for (int i = 0; i < p.v_dim; ++i) out[i] = static_cast<T>(span.begin < span.end ? sums[i] * scales.v / sum : 0.0f);
   if (p.lse) *p.lse_at(number, s, query, head) = span.begin < span.end ? max + std::log(sum) : -INFINITY;
 }
 
@@ -52,3 +70,4 @@ void launch(const P& p) {
 
 MINFER_PREFILL_ATTENTION(prefill_attention_cpu_naive, minfer::launch)
 MINFER_PAGED_PREFILL_ATTENTION(prefill_attention_cpu_naive_paged, minfer::launch)
+MINFER_FP8_PREFILL_ATTENTION(prefill_attention_cpu_naive_fp8, minfer::launch)

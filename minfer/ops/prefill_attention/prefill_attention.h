@@ -134,8 +134,9 @@ Rows<Element> make_heads(const Tensor& tensor, Element* begin, const char* who) 
   return {begin, 0, stride_or_0(tensor, 0), stride_or_0(tensor, 1)};
 }
 
-// Sets what all problems have. q_seqlens and kv_seqlens must have so many elements; k and v are checked before.
-template <typename T>
+// Sets what all problems have. q_seqlens and kv_seqlens must have so many elements; k and v are checked before, and have
+// elements of type KV: where that is not T, p has their addresses and strides.
+template <typename KV, typename T>
 void set_attention(Attention<T>& p, const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                    const Tensor& q_seqlens, const Tensor& kv_seqlens, int64_t q_counts, int64_t kv_counts, int64_t seq_kv,
                    bool causal, int64_t window, double softcap, double scale) {
@@ -165,8 +166,8 @@ void set_attention(Attention<T>& p, const Tensor& out, const Tensor& lse, const 
 
   p.out = make_heads(out, output<T>(out, "prefill_attention: out"), "prefill_attention: out");
   p.q = make_heads(q, input<T>(q, "prefill_attention: q"), "prefill_attention: q");
-  p.k = make_heads(k, input<T>(k, "prefill_attention: k"), "prefill_attention: k");
-  p.v = make_heads(v, input<T>(v, "prefill_attention: v"), "prefill_attention: v");
+  p.k = make_heads(k, reinterpret_cast<const T*>(input<KV>(k, "prefill_attention: k")), "prefill_attention: k");
+  p.v = make_heads(v, reinterpret_cast<const T*>(input<KV>(v, "prefill_attention: v")), "prefill_attention: v");
   p.lse = lse.numel() > 0 ? output<float>(lse, "prefill_attention: lse") : nullptr;
   p.lse_batch = packed ? 0 : heads * seq_q, p.lse_head = seq_q;
   p.q_seqlens = q_counts ? input<int32_t>(q_seqlens, "prefill_attention: q_seqlens") : nullptr;
@@ -189,7 +190,7 @@ inline int64_t check_queries(const Tensor& q, const Tensor& q_seqlens) {
   return q.dim() == 3 ? q_seqlens.numel() : q_seqlens.numel() == 0 ? 0 : q.size(0);
 }
 
-template <typename T>
+template <typename T, typename KV = T>
 Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& k, const Tensor& v,
                             const Tensor& q_seqlens, const Tensor& kv_seqlens, bool causal, int64_t window,
                             double softcap, double scale) {
@@ -204,11 +205,11 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
     check_sizes(v, "prefill_attention: v", {q.size(0), seq_kv, kv_heads, v_dim});
   }
   Attention<T> p;
-  set_attention(p, out, lse, q, k, v, q_seqlens, kv_seqlens, counts, counts, seq_kv, causal, window, softcap, scale);
+  set_attention<KV>(p, out, lse, q, k, v, q_seqlens, kv_seqlens, counts, counts, seq_kv, causal, window, softcap, scale);
   return p;
 }
 
-template <typename T>
+template <typename T, typename KV = T>
 PagedAttention<T> make_paged_attention(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& page_table,
                                        const Tensor& k, const Tensor& v, const Tensor& q_seqlens, const Tensor& kv_seqlens,
                                        bool causal, int64_t window, double softcap, double scale) {
@@ -225,7 +226,7 @@ PagedAttention<T> make_paged_attention(const Tensor& out, const Tensor& lse, con
   STD_TORCH_CHECK(pages * slots <= INT_MAX, "prefill_attention: k must have fewer than 2^31 slots");
   PagedAttention<T> p;
   const int64_t seq_kv = pages > 0 ? columns * slots : 0;
-  set_attention(p, out, lse, q, k, v, q_seqlens, kv_seqlens, counts, batch, seq_kv, causal, window, softcap, scale);
+  set_attention<KV>(p, out, lse, q, k, v, q_seqlens, kv_seqlens, counts, batch, seq_kv, causal, window, softcap, scale);
   p.page_table = input<int32_t>(page_table, "prefill_attention: page_table");
   p.table_stride = batch > 1 ? page_table.stride(0) : 0;
   p.pages = static_cast<int>(pages), p.log_slots = 0;
