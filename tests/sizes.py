@@ -186,6 +186,17 @@ OF_FILE: dict[str, Shapes] = {
         (12, 504, 328),
         (100, 504, 328),
     ],
+    # Each width of N-slice, with an edge; several waves of the widest; heights of 80 to 128 rows.
+    "hgemm-v21_row_pairs": [
+        (130, 64, 712),
+        (150, 72, 456),
+        (200, 96, 328),
+        (256, 120, 328),
+        (144, 136, 328),
+        (170, 184, 264),
+        (129, 200, 264),
+        (200, 520, 200),
+    ],
     # Several parts of an item, each of more keys than the least.
     "decode_attention-v03_packed": [(1, 2, 400, 4, 1, 128), (1, 1, 1600, 4, 1, 128)],
     # Widths of a tile from 48 to 160 columns, and several tiles of an expert's rows, the last of them not full.
@@ -248,6 +259,16 @@ OF_FILE: dict[str, Shapes] = {
         ]
         for file in ("quant_gemm-v06_fp8_one_wave", "quant_gemm-v11_fp8_promoted_slices")
     },
+    # Each tile, with an edge; a ring that wraps; tiles in several waves, and in more than the model knows.
+    "quant_gemm-v12_fp8_even_tiles": [
+        (130, 8, 1280),
+        (130, 72, 640),
+        (150, 104, 640),
+        (129, 120, 640),
+        (150, 312, 288),
+        (200, 184, 256),
+        (390, 392, 256),
+    ],
 }
 
 
@@ -361,5 +382,25 @@ TILES: dict[str, Shapes] = {
         (127, 28680, 328),
         (16, 32008, 456),
         (100, 32008, 328),
+    ],
+    "hgemm-v21_row_pairs": [
+        (129, 4104, 712),
+        (200, 5128, 712),
+        (256, 6152, 584),
+        (130, 8200, 456),
+        (145, 10248, 456),
+        (190, 12296, 328),
+        (256, 16392, 328),
+        (200, 33000, 200),
+    ],
+    "quant_gemm-v12_fp8_even_tiles": [
+        (300, 1032, 1056),
+        (520, 2056, 1056),
+        (520, 5128, 1056),
+        (129, 8200, 2080),
+        (160, 9224, 2080),
+        (300, 12296, 1056),
+        (700, 4104, 2080),
+        (520, 20488, 288),
     ],
 }

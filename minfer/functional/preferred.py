@@ -1,7 +1,7 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
-Times in microseconds are cold, of an H200 unless another GPU is named. `one_wave`, `fitted`, `stream_k` and `any_columns` ask
-the models of `product_times.py`. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the
+Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `BY_MODELS` and `fp8_even_tiles`
+ask the models of `product_times.py`. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the
 rules do not hold, because nothing was timed."""
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from minfer.functional.product_times import MULTIPROCESSORS, explained, fastest
+from minfer.functional.product_times import MULTIPROCESSORS, explained, fastest, fp8_times
 from minfer.ops.quantised import INT4
 
 SHORT = 512  # the rules say nothing of products with a smaller n or k
-BY_MODELS = {"one_wave", "fitted", "stream_k", "any_columns"}
+BY_MODELS = {"one_wave", "row_pairs", "fitted", "stream_k", "any_columns"}
 HOPPER_ONLY = {"int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_prompts_of_wide_heads"}
 
 
@@ -21,6 +21,12 @@ def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
     """What a rule decides by: the models' times, or the rule's name."""
     if rule in BY_MODELS and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
         return f"by models of the times: {times}"
+    if rule in ("fp8_even_tiles", "fp8_large_tiles"):
+        both = zip(
+            ("v12_fp8_even_tiles", "v08_fp8_promoted"), fp8_times(shape["m"], shape["n"], shape["k"]), strict=True
+        )
+        known = sorted((us, kernel) for kernel, us in both if 0 < us < math.inf)
+        return "by models of the times: " + ", ".join(f"{kernel} {us:.1f} us" for us, kernel in known)
     return f"by a rule, {rule} (minfer/functional/preferred.py)"
 
 
@@ -33,6 +39,14 @@ def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     return m <= 32 or fastest(m, n, k, params["layout"] == "TN") == "v17_one_wave"
 
 
+def row_pairs(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `matmul` takes v21_row_pairs for a product: with 129 to 256 rows, where the models say that it is the fastest."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    if not 128 < m <= 256 or min(n, k) < SHORT or n % 8 != 0:
+        return False
+    return fastest(m, n, k, params["layout"] == "TN") == "v21_row_pairs"
+
+
 def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `matmul` takes v18_fitted: from 33 rows on where the models say that it is the fastest; and where n is no
     multiple of 8, which of the fast kernels only v18_fitted supports. In NN the rows of B are then not aligned either; `matmul`
@@ -40,7 +54,9 @@ def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     m, n, k = shape["m"], shape["n"], shape["k"]
     if m == 0 or min(n, k) < SHORT or any_columns(shape, params):
         return False
-    return n % 8 != 0 or (m > 32 and not one_wave(shape, params) and not stream_k(shape, params))
+    if n % 8 == 0 and m <= 32:
+        return False
+    return not (one_wave(shape, params) or row_pairs(shape, params) or stream_k(shape, params))
 
 
 def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
@@ -88,6 +104,22 @@ def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> boo
     """Whether a product has at least 129 rows. There the kernels with N-slices for one wave, which the nearest measured row
     often names, are slow: on an H200 `swiglu` of 271 x 11008 x 4096 takes 147 us with v05_one_wave, 86 with v07_fitted."""
     return shape["m"] > 128 and min(shape["n"], shape["k"]) >= SHORT
+
+
+def fp8_even_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `quant_gemm` takes v12_fp8_even_tiles for a product with fp8: from 129 rows on, where the models say that it is
+    faster than v08_fp8_promoted."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    if m <= 128 or min(n, k) < SHORT:
+        return False
+    even, large = fp8_times(m, n, k)
+    return even <= large
+
+
+def fp8_large_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `quant_gemm` takes v08_fp8_promoted for a product with fp8: from 129 rows on, where v12_fp8_even_tiles is not
+    predicted to be faster."""
+    return rows_of_a_prompt(shape, params) and not fp8_even_tiles(shape, params)
 
 
 def up_to_128_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

@@ -1,15 +1,15 @@
-// Which kernel takes the least time on an H100 or H200 for a product with 17 rows or more, or with a b whose rows start anywhere,
-// by models of their times.
+// Which kernel takes the least time on an H100 or H200, by models of their times: hgemm's for a product with 17 rows or more, or
+// with a b whose rows start anywhere, and quant_gemm's for a product with fp8 and 129 rows or more.
 //
-// The models of v17_one_wave, v18_fitted and v14_stream_k have one form: a constant, plus the time of the waves of tiles or that
-// of the bytes, whichever is longer; if these are about equal, somewhat more than either. Times are in microseconds. v18_fitted
-// chooses its tile by its model, too. The model of v17_one_wave was fitted to cold times of 302 random products on an H200, that
-// of v14_stream_k on an H100.
+// All models have one form, but for v20_any_columns: a constant, plus the time of the waves of tiles or that of the bytes,
+// whichever is longer; if these are about equal, somewhat more than either. Times are in microseconds. v18_fitted and
+// v12_fp8_even_tiles choose their tiles by their models, too. These were fitted to cold times of random products on an H200: those
+// of v17_one_wave to 302, of v21_row_pairs to 186, of v08_fp8_promoted to 563. That of v14_stream_k was fitted on an H100.
 #include <cstdio>
 #include <iterator>
 #include <utility>
 
-#include "cuda/gemm/fitted_choice.h"
+#include "cuda/gemm/fp8_choice.h"
 
 namespace minfer {
 namespace {
@@ -64,6 +64,25 @@ double one_wave(const Product& p) {
   return 5.28 + std::cbrt(cube(body) + cube(memory) + cube(of_l2));
 }
 
+// Two equal tiles of rows and one N-slice, the narrowest of which all blocks run at once (v21_row_pairs.cu). With wider ones than
+// the widest there would be several waves, which were not timed.
+double row_pairs(const Product& p) {
+  if (p.m <= 128 || p.m > 256 || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
+  const auto blocks = [&](int slice) { return 2 * ((p.n + slice - 1) / slice); };
+  int slice = 0;
+  for (const int width : {64, 80, 96, 128, 160, 192, 256})
+    if (slice == 0 && (p.tn || width == 64 || width % 128 == 0) && blocks(width) <= kAtOnce[0]) slice = width;
+  if (slice == 0) return INFINITY;
+  const int steps = (p.k + 63) / 64, high = (p.m + 31) / 32 * 16;
+  const double area = 128.0 * slice, products = area / 32 * 0.961, arrive = (high + slice) * 128 / 107.0;
+  const double of_one = std::sqrt(std::sqrt(square(square(products)) + square(square(arrive))));
+  const double step = of_one * (1 - 0.157 * (1 - double(blocks(slice)) / kAtOnce[0])) * (p.tn ? 1 : 0.916) + 45.5;
+  const double body = (steps * step + 0.18 * area) / kCyclesPerUs;
+  const double memory = 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n) / 3.92e6;
+  const double of_l2 = 128.0 * blocks(slice) * steps * (high + slice / 2.0) / 15.46e6;
+  return 5.63 + std::cbrt(cube(body) + cube(memory) + cube(of_l2));
+}
+
 // A pair of blocks has tiles of 256 x 256, and those of the last wave are divided (`deal_out` of v14_stream_k.cu).
 double stream_k(const Product& p) {
   if (p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
@@ -88,7 +107,17 @@ struct Model {
 
 // Of equal times the first is taken.
 constexpr Model kModels[] = {
-    {"v18_fitted", fitted}, {"v17_one_wave", one_wave}, {"v14_stream_k", stream_k}, {"v20_any_columns", any_columns}};
+    {"v18_fitted", fitted},         {"v17_one_wave", one_wave},       {"v21_row_pairs", row_pairs},
+    {"v14_stream_k", stream_k},     {"v20_any_columns", any_columns},
+};
+
+// quant_gemm's v08_fp8_promoted: a pair of blocks has tiles of 256 x 256 of a product with fp8.
+double fp8_promoted(int m, int n, int k) {
+  const int64_t tiles = int64_t((m + 255) / 256) * ((n + 255) / 256), clusters = kAtOnce[1], steps = (k + 127) / 128;
+  const double body = (tiles + clusters - 1) / clusters * (steps * 1178.6 + 6232) / kCyclesPerUs;
+  const double memory = (double(m) * k + double(n) * k + 2.0 * m * n) / 4.374e6 + 6.55;
+  return 3.78 + std::cbrt(cube(body) + cube(memory));
+}
 
 }  // namespace
 }  // namespace minfer
@@ -103,7 +132,12 @@ extern "C" const char* minfer_fastest_product(int m, int n, int k, int tn) {
   return fastest;
 }
 
-// Writes these times, least first, and v18_fitted's tile, as a text of at most `size` bytes.
+// The times of quant_gemm's v12_fp8_even_tiles and v08_fp8_promoted.
+extern "C" void minfer_fp8_times(int m, int n, int k, double* times) {
+  times[0] = minfer::choose_fp8_tile(m, n, k, minfer::kAtOnce[0]).us, times[1] = minfer::fp8_promoted(m, n, k);
+}
+
+// Writes these times of hgemm's kernels, least first, and v18_fitted's tile, as a text of at most `size` bytes.
 extern "C" void minfer_product_times(int m, int n, int k, int tn, char* text, int size) {
   const minfer::Product product{m, n, k, tn != 0};
   std::array<std::pair<double, const char*>, std::size(minfer::kModels)> times;

@@ -1,9 +1,10 @@
-"""Which of hgemm's kernels for Hopper takes the least time for a product with many rows, by models of their times that are
-written in C++ (`product_times.cpp`). `preferred.py` uses them."""
+"""Which of the kernels for Hopper takes the least time for a product with many rows, by models of their times that are written
+in C++ (`product_times.cpp`). `preferred.py` uses them."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -34,6 +35,17 @@ def explained(m: int, n: int, k: int, is_tn: bool) -> str:
     except BuildError:
         return ""
     return text.value.decode()
+
+
+def fp8_times(m: int, n: int, k: int) -> tuple[float, float]:
+    """The times of quant_gemm's v12_fp8_even_tiles (infinite where it would take more waves than were timed) and
+    v08_fp8_promoted, in microseconds; without a C++ compiler 0 and infinity."""
+    times = (ctypes.c_double * 2)()
+    try:
+        host.load(SOURCE).minfer_fp8_times(m, n, k, times)
+    except BuildError:
+        return 0.0, math.inf
+    return times[0], times[1]
 
 
 @cache

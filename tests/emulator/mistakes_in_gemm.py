@@ -159,6 +159,12 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"rows_copied": ("Shape::rows(g.m)", "Tiles::kA / kBlockK")},
         "wait for ever at an mbarrier",
     ),
+    "as many rows waited for as a higher tile has": (
+        "hgemm-v21_row_pairs",
+        {"even_copied": ("high", "Shape::kM")},
+        "wait for ever at an mbarrier",
+    ),
+    "rows of the next tile stored": ("hgemm-v21_row_pairs", {"even_stored": ("high", "Shape::kM")}, WRONG),
     "a box that is not swizzled, written as if": (
         "hgemm-v17_one_wave",
         {"swizzle": ("kBoxN == 64", "true")},

@@ -89,12 +89,13 @@ def test_a_shape_never_seen_is_chosen_for_in_few_calls() -> None:
                 chooser.find(sized)  # what does not depend on the shape is remembered
             except ValueError:
                 continue  # no kernel supports it
-            assert calls_of(chooser.find, sized) <= 100, (name, shape)
+            assert calls_of(chooser.find, sized) <= 120, (name, shape)
 
 
 def test_each_kernel_is_chosen_somewhere_and_only_one() -> None:
     found, kernels = set(), [kernel for kernel in ops.get("hgemm").kernels.values() if kernel.preferred]
-    shapes = [(100, 4096, 4096), (100, 34000, 4096), (100, 2048, 8192), (300, 4096, 4096), (4096, 28672, 8192)]
+    shapes = [(100, 4096, 4096), (100, 34000, 4096), (100, 2048, 8192), (200, 4096, 4096), (300, 4096, 4096)]
+    shapes += [(4096, 28672, 8192)]
     for (m, n, k), layout in [*((shape, "TN") for shape in shapes), ((16, 49155, 4096), "NN")]:
         shape, params = {"m": m, "n": n, "k": k}, {"layout": layout, "accumulate": "float32"}
         chosen = [kernel.name for kernel in kernels if getattr(preferred, kernel.preferred)(shape, params)]
@@ -109,10 +110,13 @@ def test_each_kernel_is_chosen_somewhere_and_only_one() -> None:
         ("gated_unit", {129: "v07_fitted", 5000: "v07_fitted"}),
         ("gemm_bias_relu", {1: "v07_strips", 128: "v07_strips", 129: "v05_fitted"}),
         ("gemm_bias_gelu", {1: "v06_strips", 128: "v06_strips", 129: "v05_fitted"}),
+        ("quant_gemm", {1: "v11_fp8_promoted_slices", 129: "v12_fp8_even_tiles", 4096: "v08_fp8_promoted"}),
     ],
 )
-def test_a_fused_product_has_a_kernel_whose_tiles_fit_its_rows(op: str, rows: dict[int, str]) -> None:
-    kernels = [kernel for kernel in ops.get(op).kernels.values() if kernel.preferred]
+def test_a_product_has_a_kernel_whose_tiles_fit_its_rows(op: str, rows: dict[int, str]) -> None:
+    """Of quant_gemm's kernels those for fp8."""
+    kernels = [kernel for kernel in ops.get(op).kernels.values() if kernel.preferred and "int4" not in kernel.preferred]
+    kernels = [kernel for kernel in kernels if kernel.params.get("format", ("fp8_fp8",)) == ("fp8_fp8",)]
     for m, wanted in rows.items():
         shape = {"m": m, "n": 4096, "k": 4096}
         assert [kernel.name for kernel in kernels if getattr(preferred, kernel.preferred)(shape, {})] == [wanted], m

@@ -25,7 +25,7 @@ struct Shape {
   using Out = std::conditional_t<std::is_void_v<Out_>, T, Out_>;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int kM = kM_, kN = kN_, kWarpgroups = kWarpgroups_, kCluster = kCluster_, kPerSM = kPerSM_;
-  static constexpr bool kEarly = kEarly_, kPromoted = kPromoted_;
+  static constexpr bool kEarly = kEarly_, kPromoted = kPromoted_, kEven = false;
   static constexpr int kThreads = kWarpgroups * 128 + 32;
   static constexpr int kDown = kM / 64, kAcross = kWarpgroups / kDown;  // warpgroups
   static_assert(kWarpgroups == kDown * kAcross && !(kEarly && kCluster > 1));
@@ -38,6 +38,17 @@ struct Shape {
   // The rows of a box of A: no more than A has, because TMA takes longer for rows outside of the matrix, which it fills with
   // zeros. The stage's other rows keep what they held; the rows of the product made of them are not stored.
   __host__ __device__ static int rows(int m) { return kCluster > 1 || m > kM ? kM : m; }
+};
+
+// The same, with tiles of equal heights: as few tiles as before have the rows of A between them, so that the last one has
+// few rows outside of the matrix. A height is a multiple of 16, which is what a warp stores.
+template <typename Of>
+struct Even : Of {
+  static constexpr bool kEven = true;
+  __host__ __device__ static int rows(int m) {
+    const int tiles = ceil_div(m, Of::kM * Of::kCluster) * Of::kCluster;
+    return ceil_div(m, tiles * 16) * 16;
+  }
 };
 
 // What a thread does with its sums before they are stored. The constructor runs before the products, so that what it reads
@@ -59,7 +70,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
   T* stages = reinterpret_cast<T*>(shared);
   uint64_t* full = reinterpret_cast<uint64_t*>(stages + kStages * Tiles::kElements);
   uint64_t* empty = full + kStages;  // of all blocks whose copies come here
-  const int row0 = blockIdx.x * Shape::kM, col0 = blockIdx.y * Shape::kN;
+  const int high = Shape::kEven ? Shape::rows(g.m) : Shape::kM;  // rows from one tile to the next
+  const int row0 = blockIdx.x * high, col0 = blockIdx.y * Shape::kN;
   const int steps = (g.k + kBlockK - 1) / kBlockK;
 
   Scopes<Problem> scopes(g);
@@ -69,7 +81,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
     T* stage = stages + ring.stage * Tiles::kElements;
     if constexpr (kCluster > 1)
       Tiles::template load_shared<kCluster>(stage, maps, full + ring.stage, row0, col0, step * kBlockK,
-                                            blockIdx.x % kCluster);
+                                            blockIdx.x % kCluster, high);  //@ even_copied
     else
       Tiles::load(stage, maps, full + ring.stage, row0, col0, step * kBlockK, Shape::rows(g.m));  //@ rows_copied
     scopes.end(kIssue);
@@ -133,7 +145,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
     epilogue(tile, g, row0 + row, col0 + col);
     warps_sync<kProducer>();  // all stages are read, and no more copies to them are in flight  //@ stages_read
     auto* boxes = reinterpret_cast<typename Shape::Out*>(shared) + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox;  //@ boxes
-    tile.template store_boxes<Tile::kAllBoxes>(maps, boxes, row0 + row, col0 + col);
+    if (!Shape::kEven || row + threadIdx.x / 32 % 4 * 16 < high)  // the others are rows of the next tile  //@ even_stored
+      tile.template store_boxes<Tile::kAllBoxes>(maps, boxes, row0 + row, col0 + col);
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
     scopes.end(kEpilogue);
   }

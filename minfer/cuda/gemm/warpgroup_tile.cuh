@@ -55,11 +55,12 @@ struct Stage {
   // The same in a cluster whose blocks multiply the same columns of B. Each block multicasts its part of B to all of them: a
   // part of the columns, or of the steps in k where B is one slab.
   template <int kCluster>
-  __device__ static void load_shared(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k, int rank) {
+  __device__ static void load_shared(T* stage, const Maps& maps, uint64_t* full, int row, int col, int k, int rank,
+                                     int rows = kM) {
     constexpr int kPart = kN / kCluster;
     constexpr bool kSteps = !kTN && kPart < 64;
     static_assert(kTN || kPart % 64 == 0 || kN == 64);
-    barrier_expect(full, kBytes);
+    barrier_expect(full, kBytes - (kM - rows) * kBlockK * sizeof(T));
     tma_load(stage, maps.a, full, k, row);
     for_boxes_of_b<kSteps ? kN : kPart>(
         stage + kA + rank * kPart * kBlockK, kSteps ? col : col + rank * kPart, kSteps ? k + rank * kPart : k,

@@ -27,8 +27,8 @@ def tensors(case: Case) -> list[Spec]:
 
 
 def gated(case: Case, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(gate) * up, and by how much a value may be wrong: silu_mul's bound, and half an ulp of the dtype for silu and for the
-    product, in the value and in the largest one. Of float16 half an ulp is at least half of the least subnormal number."""
+    """silu(gate) * up, and by how much a value may be wrong: silu_mul's bound, and half an ulp of the dtype for silu and for
+    the product, in the value and in the largest one. Half an ulp of float16 is at least half of its least subnormal number."""
     values = gate * gate.sigmoid() * up
     errors = values.abs() * ((16 + 2 * gate.abs()) * U + 2 * torch.finfo(DTYPES[case.dtype]).eps)
     if case.dtype == "float16":
