@@ -79,7 +79,7 @@ def attention(
         j % slots of page page_table[b, j // slots]. q is (tokens, heads, head_dim) with cu_seqlens of the queries and lengths
         of the keys, or padded with a pair of lengths. A sequence's new tokens are the last ones of its keys, so that a
         prompt can come in chunks. Entries behind a sequence's last page are not read.
-    scales: float32 (2,), what keys and values of an fp8 cache are multiplied with.
+    scales: float32 (2,), the factor of k and the factor of v, for k and v in fp8.
     causal: a query sees the keys up to its own position. The last query of a sequence is at the position of its last key:
         with more keys than queries, the queries follow a cached prefix.
     window: a query sees only keys less than `window` positions away, its own among them.
@@ -95,7 +95,9 @@ def attention(
     of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
     copied first. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
     backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
-    library.refuse_gradients("attention", q, k, v, sinks)
+    library.refuse_gradients("attention", q, k, v, sinks, scales)
+    if scales is None and k.dtype == torch.float8_e4m3fn:
+        raise ValueError("minfer.attention takes scales beside k and v of float8_e4m3fn, got None")
     if page_table is not None:
         if (
             lengths is None

@@ -73,7 +73,7 @@ def decode_attention(
         i, and sees the keys up to that position; a query at a negative position gives 0.
     page_table: int32 (batch, most pages): position j of sequence b is slot j % slots of page page_table[b, j // slots]. Entries
         behind a sequence's last page are not read.
-    scales: float32 (2,), what keys and values of an fp8 cache are multiplied with.
+    scales: float32 (2,), the factor of k and the factor of v, for caches in fp8.
     scale: 1 / sqrt(head_dim) unless given.
     window: a query sees only keys less than `window` positions away, its own among them. Keys before it are not read.
     softcap: scores become softcap * tanh(score / softcap).
@@ -88,7 +88,9 @@ def decode_attention(
     may be replayed after lengths, pages and their order have changed in place. `best` picks the kernel, which is compiled at
     its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
     ValueError for arguments that do not fit."""
-    library.refuse_gradients("decode_attention", q, k_cache, v_cache, sinks)
+    library.refuse_gradients("decode_attention", q, k_cache, v_cache, sinks, scales)
+    if scales is None and k_cache.dtype == torch.float8_e4m3fn:
+        raise ValueError("minfer.decode_attention takes scales beside caches of float8_e4m3fn, got None")
     if window is not None or softcap is not None or scale is not None:
         for name, value in (("scale", scale), ("window", window), ("softcap", softcap)):
             if value is not None and not value > 0:

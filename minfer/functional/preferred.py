@@ -1,7 +1,7 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
-Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `BY_MODELS` and `fp8_even_tiles`
-ask the models of `product_times.py`. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the
+Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `BY_MODELS`, and the two
+for fp8 tiles, ask the models of `product_times.py`. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the
 rules do not hold, because nothing was timed."""
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
             ("v12_fp8_even_tiles", "v08_fp8_promoted"), fp8_times(shape["m"], shape["n"], shape["k"]), strict=True
         )
         known = sorted((us, kernel) for kernel, us in both if 0 < us < math.inf)
-        return "by models of the times: " + ", ".join(f"{kernel} {us:.1f} us" for us, kernel in known)
+        if known:
+            return "by models of the times: " + ", ".join(f"{kernel} {us:.1f} us" for us, kernel in known)
     return f"by a rule, {rule} (minfer/functional/preferred.py)"
 
 
@@ -61,7 +62,7 @@ def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `matmul` takes v14_stream_k for a product of at least 129 rows: where its tiles fill all multiprocessors at
-    least once, and the models say that it is faster than v18_fitted."""
+    least once, and the models say that it is the fastest."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     tiles = math.ceil(m / 256) * math.ceil(n / 256)
     if m <= 128 or tiles < MULTIPROCESSORS // 2 or min(n, k) < SHORT or n % 8 != 0:
@@ -107,8 +108,8 @@ def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> boo
 
 
 def fp8_even_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `quant_gemm` takes v12_fp8_even_tiles for a product with fp8: from 129 rows on, where the models say that it is
-    faster than v08_fp8_promoted."""
+    """Whether `quant_gemm` takes v12_fp8_even_tiles for a product with fp8: from 129 rows on, where the models say that
+    v08_fp8_promoted is not faster; without a C++ compiler always."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     if m <= 128 or min(n, k) < SHORT:
         return False
@@ -117,8 +118,8 @@ def fp8_even_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 
 def fp8_large_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `quant_gemm` takes v08_fp8_promoted for a product with fp8: from 129 rows on, where v12_fp8_even_tiles is not
-    predicted to be faster."""
+    """Whether `quant_gemm` takes v08_fp8_promoted for a product with fp8: from 129 rows on, where the models say that it is
+    faster than v12_fp8_even_tiles."""
     return rows_of_a_prompt(shape, params) and not fp8_even_tiles(shape, params)
 
 

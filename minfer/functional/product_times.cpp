@@ -3,8 +3,8 @@
 //
 // All models have one form, but for v20_any_columns: a constant, plus the time of the waves of tiles or that of the bytes,
 // whichever is longer; if these are about equal, somewhat more than either. Times are in microseconds. v18_fitted and
-// v12_fp8_even_tiles choose their tiles by their models, too. These were fitted to cold times of random products on an H200: those
-// of v17_one_wave to 302, of v21_row_pairs to 186, of v08_fp8_promoted to 563. That of v14_stream_k was fitted on an H100.
+// v12_fp8_even_tiles choose their tiles by their models, too. On an H200 the model of v17_one_wave was fitted to cold times of 302
+// random products, that of v21_row_pairs to 186, and that of v08_fp8_promoted to 563; that of v14_stream_k was fitted on an H100.
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -64,8 +64,8 @@ double one_wave(const Product& p) {
   return 5.28 + std::cbrt(cube(body) + cube(memory) + cube(of_l2));
 }
 
-// Two equal tiles of rows and one N-slice, the narrowest of which all blocks run at once (v21_row_pairs.cu). With wider ones than
-// the widest there would be several waves, which were not timed.
+// Two equally high tiles of rows, and the narrowest N-slices of which all run at once (v21_row_pairs.cu). If even the widest need
+// several waves, the time is infinite: the model was fitted to one wave.
 double row_pairs(const Product& p) {
   if (p.m <= 128 || p.m > 256 || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
   const auto blocks = [&](int slice) { return 2 * ((p.n + slice - 1) / slice); };

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -15,44 +14,41 @@ from minfer.ops import Kernel
 
 MULTIPROCESSORS = 132  # of an H100 or H200
 SOURCE = Kernel("hgemm", "product_times", "cpp", Path(__file__).with_name("product_times.cpp"))
-DEFAULT = b"v18_fitted"
+DEFAULT = "v18_fitted"
 SIZE = 512  # of the text of all times, in bytes
 
 
 def fastest(m: int, n: int, k: int, is_tn: bool) -> str:
     """The kernel's name. The first call compiles the models. Without a C++ compiler it is always v18_fitted, which is at most a
     few percent slower."""
-    found: bytes = _models()(m, n, k, is_tn)
-    return found.decode()
+    models = _models()
+    return models.minfer_fastest_product(m, n, k, is_tn).decode() if models else DEFAULT
 
 
 def explained(m: int, n: int, k: int, is_tn: bool) -> str:
     """The times by the models, least first, such as "v18_fitted 22.4 us (tiles of 96 x 64, k in 1 part), v17_one_wave 25.1
     us"; empty without a C++ compiler."""
     text = ctypes.create_string_buffer(SIZE)
-    try:
-        host.load(SOURCE).minfer_product_times(m, n, k, int(is_tn), text, SIZE)
-    except BuildError:
-        return ""
+    if models := _models():
+        models.minfer_product_times(m, n, k, int(is_tn), text, SIZE)
     return text.value.decode()
 
 
 def fp8_times(m: int, n: int, k: int) -> tuple[float, float]:
-    """The times of quant_gemm's v12_fp8_even_tiles (infinite where it would take more waves than were timed) and
+    """The times of quant_gemm's v12_fp8_even_tiles (infinite where it would take more waves than its model was fitted to) and
     v08_fp8_promoted, in microseconds; without a C++ compiler 0 and infinity."""
-    times = (ctypes.c_double * 2)()
-    try:
-        host.load(SOURCE).minfer_fp8_times(m, n, k, times)
-    except BuildError:
-        return 0.0, math.inf
+    times = (ctypes.c_double * 2)(0.0, math.inf)
+    if models := _models():
+        models.minfer_fp8_times(m, n, k, times)
     return times[0], times[1]
 
 
 @cache
-def _models() -> Callable[[int, int, int, bool], bytes]:
+def _models() -> ctypes.CDLL | None:
     try:
-        function = host.load(SOURCE).minfer_fastest_product
+        library = host.load(SOURCE)
     except BuildError:
-        return lambda m, n, k, is_tn: DEFAULT
-    function.argtypes, function.restype = (ctypes.c_int,) * 4, ctypes.c_char_p
-    return function
+        return None
+    library.minfer_fastest_product.argtypes = (ctypes.c_int,) * 4
+    library.minfer_fastest_product.restype = ctypes.c_char_p
+    return library

@@ -37,7 +37,9 @@ def dequant(
     zeros: int4: of the dtype and shape of scales, 8 by default. A weight is (q - zero) * scale.
 
     Arithmetic is fp32 and the result is rounded once; as float32, GGUF's blocks give the bits that the `gguf` package gives.
-    Works under `torch.compile`; it has no backward. Raises ValueError for arguments that do not fit."""
+    Works under `torch.compile`; it has no backward: raises RuntimeError where one would be recorded. Raises ValueError for
+    arguments that do not fit."""
+    library.refuse_gradients("dequant", scales, zeros)
     found: Tensor = _dequant_op(w, format, scales, zeros, dtype)
     return found
 
@@ -66,7 +68,7 @@ def quant_gemm(
     Sums are fp32 and the result is rounded once. Where x is float8_e4m3fn, the tensor cores may sum up to 128 products with
     about 13 bits, and these sums are added in fp32 (`accumulate=promoted`). Works under `torch.compile`; it has no backward:
     raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
-    library.refuse_gradients("quant_gemm", x)
+    library.refuse_gradients("quant_gemm", x, scales, zeros, x_scales)
     found: Tensor = _quant_gemm_op(x, w, format, scales, zeros, x_scales, dtype)
     return found
 

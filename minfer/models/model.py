@@ -88,8 +88,8 @@ class Scores:
 
 
 def prefill(q: Tensor, k: Tensor, v: Tensor, batch: Batch, scores: Scores) -> Tensor:
-    """Attention of the batch's longer pieces, (tokens, heads, dim), over all keys that they see, packed. Heads of a size that
-    `attention` does not take are padded with zeros up to the next one."""
+    """Attention of the batch's longer pieces, (tokens, heads, dim), over all keys that they see, packed. Heads of 16-bit
+    types are padded with zeros to the next size that `attention` takes. Those above 256, and fp32, are computed by PyTorch."""
     dim, value = q.shape[-1], v.shape[-1]
     fits = (each for each in SIZES if each[0] >= dim and each[1] >= value)
     if q.dtype in HALVES and (size := next(fits, None)):
@@ -142,8 +142,8 @@ class Attention:
         if single < len(q):
             # Keys are copied out of their pages. `attention` can read them there, but more slowly: on an H200, with 32/8 heads
             # of 128 and pages of 16, a piece of 512 tokens takes 19 us longer over 4096 keys and 174 us over 32768; eight such
-            # pieces over 1024 keys each take 21 us longer. The copy takes two launches and 2 us for 1024 keys, as the rows of
-            # `torch` with pages and without show. For pieces of fewer tokens neither was timed.
+            # pieces over 1024 keys each take 21 us longer. The copy is two launches, and takes 2 us more for each 1024 keys:
+            # the slope of the rows of `torch` with pages less those without. For pieces of fewer tokens neither was timed.
             k, v = (cache.flatten(0, 1)[batch.keys] for cache in (k_cache, v_cache))
             parts.append(prefill(q[single:], k, v, batch, self.scores))
         return self.out(torch.cat(parts).flatten(1) if parts[1:] else parts[0].flatten(1))

@@ -35,7 +35,7 @@ from tests.tiers import mostly_slow
 pytestmark = pytest.mark.usefixtures("one_thread")
 FP8 = torch.float8_e4m3fn
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-FACTORS = torch.tensor([0.37, 2.3])  # no powers of two, as those of real caches
+FACTORS = torch.tensor([0.37, 2.3])  # like those of real caches, no powers of two
 
 
 def quantised(x: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,7 +138,7 @@ def test_a_wrong_kernel_is_seen(how):
 
 
 def test_a_case_names_fp8_only_where_keys_are_in_fp8():
-    """So keys of rows are as they were before the op had fp8; and a key and a value take half the bytes."""
+    """A case in bfloat16 keeps the key that its rows had before the op took fp8. In fp8, k and v count half the bytes."""
     shape = (1, 4, 32, 2, 1, 64)
     assert "quant" not in case_of(shape).key and case_of(shape, quant="none") == case_of(shape)
     assert case_of(shape, page="16", quant="fp8").params["quant"] == "fp8"
@@ -163,7 +163,7 @@ def test_it_is_an_op_like_pytorchs_own():
     k, v = random(2, 8, 2, 64).to(FP8), random(2, 8, 2, 64).to(FP8)
     for table in (None, torch.zeros(2, 1, dtype=torch.int32)):
         arguments = (q, k, v, two, two, torch.zeros(4), table, scales, True, 0, 0.0, 0.0, True)
-        # Its other checks multiply inputs, which PyTorch does not do in fp8.
+        # The other tests of opcheck multiply inputs, which PyTorch does not do in fp8.
         torch.library.opcheck(torch.ops.minfer.attention.default, arguments, test_utils="test_faketensor")
     compiled = torch.compile(lambda *x: attention(*x, causal=True, scales=scales), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, causal=True, scales=scales))
@@ -181,7 +181,7 @@ def test_mistakes_are_a_sentence_each():
     q, k, k8 = random(2, 5, 4, 64), random(2, 8, 2, 64), random(2, 8, 2, 64).to(FP8)
     scales, fp8 = torch.ones(2), "float8_e4m3fn and the shape"
     for arguments, keywords, said in (
-        ((q, k8, k8), {}, "k of the dtype of q, torch.float16, got torch.float8_e4m3fn"),
+        ((q, k8, k8), {}, "scales beside k and v of float8_e4m3fn, got None"),
         ((q, k, k), {"scales": scales}, rf"k of {fp8} \(2, seq_kv, kv_heads, 64\), got torch.float16, .*"),
         ((q, k8, k), {"scales": scales}, rf"v of {fp8} \(2, 8, 2, 64\), got torch.float16, .*"),
         ((q, k8, k8), {"scales": scales[:1]}, r"scales of float32 and the shape \(2,\), got torch.float32, \(1,\)"),

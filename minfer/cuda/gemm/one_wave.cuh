@@ -1,4 +1,4 @@
-// Kernels of one wave, as hgemm's v14_small: a block for each tile of the product, all of which run at once. One thread of a
+// Kernels made for one wave, as hgemm's v14_small: a block for each tile of the product. One thread of a
 // block copies, and one or two warpgroups multiply. Bandwidth is bytes in flight over latency, so the stages take all of
 // shared memory, and the epilogue reuses theirs.
 #pragma once
@@ -40,8 +40,8 @@ struct Shape {
   __host__ __device__ static int rows(int m) { return kCluster > 1 || m > kM ? kM : m; }
 };
 
-// The same, with tiles of equal heights: as few tiles as before have the rows of A between them, so that the last one has
-// few rows outside of the matrix. A height is a multiple of 16, which is what a warp stores.
+// The same with tiles of one height: the rows of A are divided evenly among as many tiles as before, so that the last one has few
+// rows outside of the matrix. The height is a multiple of 16, which is what a warp stores.
 template <typename Of>
 struct Even : Of {
   static constexpr bool kEven = true;
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
     epilogue(tile, g, row0 + row, col0 + col);
     warps_sync<kProducer>();  // all stages are read, and no more copies to them are in flight  //@ stages_read
     auto* boxes = reinterpret_cast<typename Shape::Out*>(shared) + warpgroup * Tile::kAllBoxes * 4 * Tile::kBox;  //@ boxes
-    if (!Shape::kEven || row + threadIdx.x / 32 % 4 * 16 < high)  // the others are rows of the next tile  //@ even_stored
+    if (!Shape::kEven || row + threadIdx.x / 32 % 4 * 16 < high)  // rows below are the next tile's  //@ even_stored
       tile.template store_boxes<Tile::kAllBoxes>(maps, boxes, row0 + row, col0 + col);
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
     scopes.end(kEpilogue);

@@ -1,10 +1,10 @@
 // v21_row_pairs: 129 to 256 rows of A: v17 with two tiles of rows, whose blocks share an N-slice of B.
-// Idea: v18's tiles have 64 columns of B or a multiple of these, so that 5120 columns become 80 tiles of 64 x 256 for 132 SMs, or
-// twice as many, which is more than one wave. Here rows of A are the rows of wgmma, and columns may be any multiple of 16: two
-// tiles of rows and 64 N-slices of 80 columns are 128 blocks. The two blocks below each other are a cluster, and each copies half
-// of the N-slice to both. Both tiles are equally high, because TMA takes longer for rows outside of the matrix.
-// Expected (H200, 248 x 5120 x 3072): 21 us, where v18 takes 24.5 and cuBLAS 20.3. With 129 to 192 rows less, because wgmma
-// multiplies 256 rows.
+// Idea: v18's tiles have 64 columns of B or a multiple of these. With two tiles of rows, 5120 columns are 80 blocks of 128 columns,
+// which leave 52 of 132 SMs idle, or 160 of 64, which are more than one wave. Here the rows of A are the rows of wgmma, and an
+// N-slice has 64, 80, 96, 128, 160, 192 or 256 columns: 64 N-slices of 80 columns are 128 blocks. Two blocks below each other are
+// a cluster, and each copies half of the N-slice to both. Both tiles have one height: TMA takes longer for rows outside of A.
+// Expected (H200, 248 x 5120 x 3072): 21 us, where v18 takes 24.5 and cuBLAS 20.3. The gain is smaller with 129 to 192 rows,
+// because wgmma still multiplies 256.
 // Measured (H200, bfloat16, TN, float32, m=256, n=28672, k=4096): 613.4 TFLOP/s cold; 97.8 % of torch.
 #include "cuda/gemm/one_wave.cuh"
 #include "hgemm.h"

@@ -88,8 +88,7 @@ Named = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor, tuple[Tenso
 
 
 def named(out: Tensor, lse: Tensor, q: Tensor, *given: Tensor) -> Named:
-    """The tensors of a case: the page table is None where keys and values are not in pages, the scales where they are of q's
-    dtype."""
+    """The tensors of a case. The page table is None without pages, the scales are None without fp8."""
     quantised = given[-1].is_floating_point()
     *table, k, v, q_seqlens, kv_seqlens = given[:-1] if quantised else given
     paged = table and table[0].shape[1]
@@ -97,8 +96,8 @@ def named(out: Tensor, lse: Tensor, q: Tensor, *given: Tensor) -> Named:
 
 
 def of_caches(function: Callable[..., Any], widened: torch.dtype | None = None) -> Callable[..., Any]:
-    """The function for keys and values in pages, too, which it gathers first; and for those of fp8, which become `widened`, or
-    of the dtype of q."""
+    """The same function, which first gathers keys and values from pages, and dequantises those in fp8 to `widened`, or to the
+    dtype of q."""
 
     @wraps(function)
     def call(*tensors: Tensor, **scalars: Any) -> Any:

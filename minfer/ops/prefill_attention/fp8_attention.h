@@ -8,7 +8,7 @@ namespace minfer {
 
 template <typename Base>
 struct Fp8Attention : Base {
-  Rows<const Float8E4M3> k, v;  // in the place of those of Base, which have the same addresses
+  Rows<const Float8E4M3> k, v;  // hide Base's k and v, which point to the same memory as T
   const float* scales;          // of k and of v
 
   Fp8Attention(const Base& base, const float* scales) : Base(base), k(in_bytes(base.k)), v(in_bytes(base.v)), scales(scales) {}
@@ -31,7 +31,7 @@ struct Fp8Attention : Base {
   }
 };
 
-// Calls launch(Fp8Attention<…>): of pages where the table has columns. An empty out is no work.
+// Calls launch(Fp8Attention<…>), of PagedAttention if the table has columns, else of Attention. An empty out is no work.
 template <typename Launch>
 void dispatch_fp8(const Tensor& out, const Tensor& lse, const Tensor& q, const Tensor& page_table, const Tensor& k,
                   const Tensor& v, const Tensor& q_seqlens, const Tensor& kv_seqlens, const Tensor& scales, bool causal,

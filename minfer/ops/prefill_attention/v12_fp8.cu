@@ -2,7 +2,7 @@
 // that decode_attention reads.
 // Idea: cp.async copies the bytes of the next tile of keys and values while the present one is multiplied: half of v03's bytes,
 // in half the copies. Once for a tile, the block's threads widen the bytes to q's dtype, which is exact, into the tiles that v03
-// has. The scale of keys is a part of the scale of scores; that of values multiplies out once.
+// has. The scale of keys is a part of the scale of scores. The sums are multiplied once by that of values.
 // Expected: 0.8 to 0.9 of v03's speed, and so more than v09's, whose tiles of heads of 128 have half the keys on Hopper. For a
 // tile of 64 keys x 128 a thread has 64 conversions of pairs and 16 stores of 16 bytes beside the 256 products of 16 x 8 x 16 of
 // its warp, and only the other block of the SM overlaps them. Many queries share the keys, so half the bytes save memory, and
@@ -15,8 +15,8 @@
 
 namespace minfer {
 
-// The number, of which the compiler does not know that it stays the same. What a loop computes from it keeps no registers
-// through the mainloop: with threadIdx.x itself, heads of 128 spill 152 bytes (sm_90a).
+// Returns x, but hides that from the compiler, so that it keeps nothing in registers through a loop that could be computed from x
+// again: with threadIdx.x itself, heads of 128 spill 152 bytes (sm_90a).
 __device__ inline int anew(int x) {
   asm volatile("" : "+r"(x));
   return x;

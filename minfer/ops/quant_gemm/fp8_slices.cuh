@@ -1,4 +1,4 @@
-// What the fp8 kernels for up to 128 rows of x share: N-slices of W, and the scales of a block's.
+// What the fp8 kernels with N-slices of W share: their launch for up to 128 rows of x, and the scales of a block's columns.
 #pragma once
 
 #include "cuda/gemm/one_wave.cuh"
