@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ def compiles(kernel: Kernel) -> bool:
 
 
 LEAST, LEAST_ON_GPU = 6, 8  # cases of a kernel that are always tested
+WHOLE_ON_GPU = 4  # of these, that are verified at odd and drawn shapes, too
 # By torch.compile for each shape.
 COMPILED = {"torch_compile", "torch_compile_backward", "torch_max_autotune", "torch_flex", "fuse"}
 # Those that tests on a GPU compile in every case: a function of each kind, one of them by minfer's own backend. Others are
@@ -86,8 +88,7 @@ def test_cpu_kernel_agrees_in_the_cases_left(kernel):
     few = few_of(cases, LEAST)
     first, others = with_new_settings([*few, *(case for case in cases if case not in few)])
     assert verified(kernel, first, seed=1000) > 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "choose_inputs", inputs_of_own_shape)
+    with at_own_shape():
         assert verified(kernel, others, seed=2000) >= 3 * len(others)
 
 
@@ -246,6 +247,14 @@ def inputs_of_own_shape(op: Op, case: ops.Case, *given: object) -> list[verify.I
     return [inputs for inputs in CHOOSE_INPUTS(op, case, *given) if inputs.case.shape == case.shape]
 
 
+@contextlib.contextmanager
+def at_own_shape() -> Iterator[None]:
+    """Cases are verified at their own shape only while this lasts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "choose_inputs", inputs_of_own_shape)
+        yield
+
+
 def is_mostly_eager(kernel: Kernel) -> bool:
     return kernel.name in COMPILED and name(kernel) not in ALWAYS_COMPILED
 
@@ -266,10 +275,13 @@ def test_gpu_kernel_agrees_with_the_reference(kernel):
     if kernel.package and importlib.util.find_spec(kernel.package) is None:
         pytest.skip(f"{kernel.package} is not installed")
     cases = few_on_gpu(kernel, gpu_cases_of(kernel))
-    compiled = compiled_of(kernel, cases)
+    whole = cases[:WHOLE_ON_GPU]
+    compiled = compiled_of(kernel, whole)
     tried = verified_on_gpu(kernel, compiled)
     with as_written(kernel):
-        tried += verified_on_gpu(kernel, cases[len(compiled) :])
+        tried += verified_on_gpu(kernel, whole[len(compiled) :])
+        with at_own_shape():
+            tried += verified_on_gpu(kernel, cases[WHOLE_ON_GPU:])
     assert tried >= min(21, 3 * len(cases)) > 0  # a baseline may take as few as three of the inputs
 
 
@@ -280,11 +292,10 @@ def test_gpu_kernel_agrees_in_the_cases_left(kernel):
     if kernel.package and importlib.util.find_spec(kernel.package) is None:
         pytest.skip(f"{kernel.package} is not installed")
     cases = gpu_cases_of(kernel)
-    few = compiled_of(kernel, few_on_gpu(kernel, cases))
+    few = compiled_of(kernel, few_on_gpu(kernel, cases)[:WHOLE_ON_GPU])
     first, others = with_new_settings([case for case in cases if case not in few])
     verified_on_gpu(kernel, first)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "choose_inputs", inputs_of_own_shape)
+    with at_own_shape():
         assert verified_on_gpu(kernel, others) >= 3 * len(others)
 
 
