@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,6 +42,7 @@ COMPILED = {"torch_compile", "torch_compile_backward", "torch_max_autotune", "to
 ALWAYS_COMPILED = {"rmsnorm-torch_compile", "prefill_attention-torch_flex", "decoder-fuse"}
 NEVER_COMPILED = {"decoder-torch_max_autotune"}
 ON_CPU = [kernel for kernel in ops.every_kernel() if "cpu" in kernel.devices]
+CHOOSE_INPUTS = verify.choose_inputs
 DEAR = {  # take many seconds, or are for demonstrations
     *("quant_gemm-torch", "moe_ffn-torch_eager", "decode_attention-torch_eager", "prefill_attention-torch_eager"),
     *("mla_decode-torch_eager", "banks-cpu_exchange", "divergence-cpu_branchy", "ilp-cpu_copy"),
@@ -74,7 +76,9 @@ def test_cpu_kernel_agrees_with_the_reference(kernel):
         return
     cases = few_of(cases_of(kernel), LEAST)
     times = -(-LEAST // len(cases))  # several, with other values, where a kernel is for one dtype and format only
-    assert verified(kernel, cases * times) > 20
+    first, others = with_new_settings(cases)
+    tried = verified(kernel, first * times)
+    assert tried + verified(kernel, others * times, seed=tried, choose=inputs_of_own_shape) > 20
 
 
 @pytest.mark.slow
@@ -86,15 +90,14 @@ def test_cpu_kernel_agrees_in_the_cases_left(kernel):
     few = few_of(cases, LEAST)
     first, others = with_new_settings([*few, *(case for case in cases if case not in few)])
     assert verified(kernel, first, seed=1000) > 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "choose_inputs", inputs_of_own_shape)
-        assert verified(kernel, others, seed=2000) >= 3 * len(others)
+    assert verified(kernel, others, seed=2000, choose=inputs_of_own_shape) >= 3 * len(others)
 
 
-def verified(kernel: Kernel, cases: list[ops.Case], seed: int = 0) -> int:
+def verified(kernel: Kernel, cases: list[ops.Case], seed: int = 0, choose: Callable[..., object] = CHOOSE_INPUTS) -> int:
     """How many inputs were tried, with other values in each case."""
     function, op, tried = build.function(kernel), ops.get(kernel.op), 0
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "choose_inputs", choose)
         # Repetitions look for races, and these kernels run in one thread. The one left finds what a kernel keeps between calls.
         patch.setattr(verify, "REPEATS", 1)
         for case in cases:
@@ -208,7 +211,6 @@ def test_triton_kernel_agrees_in_all_cases_when_interpreted(kernel):
 
 
 ON_GPU = [kernel for kernel in ops.every_kernel() if "cuda" in kernel.devices]
-CHOOSE_INPUTS = verify.choose_inputs
 
 
 def gpu_cases_of(kernel: Kernel) -> list[ops.Case]:
