@@ -297,8 +297,8 @@ def run_as_job(shard: Shard) -> subprocess.CompletedProcess[str]:
 
 @contextlib.contextmanager
 def another_fork_server() -> Iterator[None]:
-    """For what is run in another environment, which takes a fork server of its own. The one before it is kept: to import PyTorch
-    anew takes seconds."""
+    """For what is run in another environment, which takes a fork server of its own. The one before it is kept, because another
+    would import PyTorch, for seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_server, "_server", None)
         try:

@@ -93,7 +93,9 @@ def test_cpu_kernel_agrees_in_the_cases_left(kernel):
     assert verified(kernel, others, seed=2000, choose=inputs_of_own_shape) >= 3 * len(others)
 
 
-def verified(kernel: Kernel, cases: list[ops.Case], seed: int = 0, choose: Callable[..., object] = CHOOSE_INPUTS) -> int:
+def verified(
+    kernel: Kernel, cases: list[ops.Case], seed: int = 0, choose: Callable[..., object] = CHOOSE_INPUTS
+) -> int:
     """How many inputs were tried, with other values in each case."""
     function, op, tried = build.function(kernel), ops.get(kernel.op), 0
     with pytest.MonkeyPatch.context() as patch:
