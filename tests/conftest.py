@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import gc
 import json
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +28,10 @@ if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the threads of several processes wait for each other
 
 from minfer.bench.timing import Timing
-from minfer.process import forked
+from minfer.process import fork_server, forked
 
 if TYPE_CHECKING:  # what imports PyTorch does it in the functions: the process that only hands out tests needs none
+    from minfer.ops import Kernel
     from minfer.plan.shard import Shard
     from minfer.rows import store
     from tests.tables import Workspace
@@ -173,19 +175,27 @@ def place(item: pytest.Item) -> int:
 def group(item: pytest.Item) -> str:
     """Tests of a group run in one process, so that what they share is made once: those that measure; all of a kernel's file
     that is compiled for them; of the others, those of a module."""
-    from minfer import ops
-
     if alone(item):
         return "timing"
     if item.path.parent.name in ("cluster", "containers"):
         return "cluster"  # of which there is one
     about = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    kernel = about.get("kernel") or ops.get("hgemm").kernels.get(str(about.get("name")))
-    if isinstance(kernel, ops.Kernel) and kernel.backend == "cuda":
-        return f"{kernel.op}-{kernel.source.stem}"
-    if isinstance(kernel, ops.Kernel) and item.get_closest_marker("gpu"):
-        return f"{kernel.op}-{kernel.name}"
+    if kernel := kernel_of(about):
+        if kernel.backend == "cuda":
+            return f"{kernel.op}-{kernel.source.stem}"
+        if item.get_closest_marker("gpu"):
+            return f"{kernel.op}-{kernel.name}"
     return about["file"] if "library" in getattr(item, "fixturenames", ()) else item.path.stem
+
+
+def kernel_of(about: Mapping[str, object]) -> Kernel | None:
+    """The kernel among a test's parameters, or the one of hgemm that they name."""
+    if not {"kernel", "name"} & about.keys():
+        return None  # without importing PyTorch, for tests/project/test_alone.py
+    from minfer import ops
+
+    kernel = about.get("kernel") or ops.get("hgemm").kernels.get(str(about.get("name")))
+    return kernel if isinstance(kernel, ops.Kernel) else None
 
 
 def whole(item: pytest.Item) -> str:
@@ -283,6 +293,19 @@ def launch(*words: str, timeout: float = 300) -> subprocess.CompletedProcess[str
 def run_as_job(shard: Shard) -> subprocess.CompletedProcess[str]:
     """Run a shard as a job does: in a process of its own, which starts all others. As a fork it has PyTorch already."""
     return forked.run("minfer.jobs.node", str(shard.save()), "0", timeout=3000, starts_others=True)
+
+
+@contextlib.contextmanager
+def another_fork_server() -> Iterator[None]:
+    """For what is run in another environment, which takes a fork server of its own. The one before it is kept, because another
+    would import PyTorch, for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "_server", None)
+        try:
+            yield
+        finally:
+            if fork_server._server:
+                fork_server._server.close()
 
 
 @pytest.fixture(scope="module")

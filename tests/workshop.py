@@ -47,7 +47,7 @@ class Workshop:
         path = self.write(
             "cxx",
             f'#!/bin/sh\necho "$@" >> {self.log}\n'
-            f'case "$*" in *.cpp*) test -e {self.folder}/slow && sleep 4;; esac\nexec {toolchain.compiler()} "$@"\n',
+            f'case "$*" in *.cpp*) test -e {self.folder}/slow && sleep 2;; esac\nexec {toolchain.compiler()} "$@"\n',
         )
         path.chmod(0o755)
         return str(path)

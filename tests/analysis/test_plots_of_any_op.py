@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.axes import Axes
 
 from minfer.analysis.data.prepare import choose_problems
 from minfer.analysis.plots.every_op import Picture, keep_apart
@@ -130,8 +131,15 @@ def test_an_op_without_flops_has_no_roofline(flops: float | None) -> None:
     assert all(isinstance(picture, Picture) for picture in made.values())
 
 
+def rooflines(*made: Row) -> list[Axes]:
+    """The panels of a roofline, which is not made a file: that takes most of the time."""
+    picture = drawn(*made)["roofline"]
+    assert isinstance(picture, Picture), picture
+    return picture.figure.axes
+
+
 def roofs(*made: Row) -> dict[str, float]:
-    (ax,) = panels("roofline", *made)
+    (ax,) = rooflines(*made)
     return {
         str(line.get_label())[1:]: float(line.get_ydata()[0])
         for line in ax.lines
@@ -164,7 +172,7 @@ def flat(*made: Row) -> list[dict[str, float]]:
             for line in ax.lines
             if str(line.get_label()).startswith("_")
         }
-        for ax in panels("roofline", *made)
+        for ax in rooflines(*made)
     ]
 
 

@@ -184,7 +184,8 @@ def test_impossible_numbers_are_not_shown(work: Workspace, value: float) -> None
 
 
 HOSTILE = st.text(
-    st.one_of(st.sampled_from("|\\`*_~<>[]()!&#$-:\r\n\t †\x00\u2028"), st.characters(codec="utf-8")), max_size=30
+    st.one_of(st.sampled_from("|\\`*_~<>[]()!&#$-:\r\n\t †\x00\u2028"), st.characters(exclude_categories=["Cs"])),
+    max_size=30,
 )
 
 

@@ -41,9 +41,10 @@ def slowed(factor: float) -> Any:
     return kernel
 
 
-def bench(kernel: Any, size: int = 128) -> Bench:
-    case = HGEMM.case("torch", "bfloat16", {"m": size, "n": size, "k": size})
-    made = Bench(HGEMM, case, kernel, torch_matmul, CPU, seed=1)
+def bench(kernel: Any, sets: int = 0) -> Bench:
+    """With as many sets of operands as steady calls need, which takes a third of a second, or for cold calls with one."""
+    case = HGEMM.case("torch", "bfloat16", {"m": 128, "n": 128, "k": 128})
+    made = Bench(HGEMM, case, kernel, torch_matmul, CPU, seed=1, sets=sets)
     made.warm_up(0.05)
     return made
 
@@ -72,14 +73,14 @@ def test_a_function_that_returns_a_result_and_changes_an_operand_is_right_in_ste
 
 @pytest.mark.timing
 def test_the_baseline_against_itself_is_a_tie() -> None:
-    comparisons = [compare(*bench(torch_matmul).cold(replace(TIMING, cold_cap_s=2)).T) for _ in range(3)]
+    comparisons = [compare(*bench(torch_matmul, sets=1).cold(replace(TIMING, cold_cap_s=2)).T) for _ in range(3)]
     assert sum(comparison.verdict != "tie" for comparison in comparisons) <= 1
     assert all(comparison.low < 1.03 and comparison.high > 0.97 for comparison in comparisons)
 
 
 @pytest.mark.timing
 def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
-    comparison = compare(*bench(slowed(1.2)).cold(TIMING).T)
+    comparison = compare(*bench(slowed(1.2), sets=1).cold(TIMING).T)
     assert comparison.verdict == "slower"
     assert comparison.speedup == pytest.approx(1 / 1.2, rel=0.1)
 
@@ -87,7 +88,7 @@ def test_a_kernel_slowed_by_a_fifth_is_found_and_by_how_much() -> None:
 @pytest.mark.slow
 @pytest.mark.timing
 def test_a_kernel_is_faster_than_a_slowed_baseline() -> None:
-    made = bench(torch_matmul)
+    made = bench(torch_matmul, sets=1)
     made.candidates[1:] = [lambda index: slowed(1.5)(*made.sets[index].arguments, 1.0, 0.0)] * 2
     assert compare(*made.cold(TIMING).T).verdict == "faster"
 
@@ -102,11 +103,11 @@ def test_steady_finds_the_same() -> None:
 
 def test_rounds_stop_at_a_look_or_at_the_cap() -> None:
     loose = Timing(looks=[7, 14], precision=1e9, cold_cap_s=60)
-    assert bench(torch_matmul).cold(loose).shape == (7, 3)
+    assert bench(torch_matmul, sets=1).cold(loose).shape == (7, 3)
     strict = Timing(looks=[7, 14], precision=1e-9, cold_cap_s=60)
-    assert bench(torch_matmul).cold(strict).shape == (14, 3)
+    assert bench(torch_matmul, sets=1).cold(strict).shape == (14, 3)
     short = Timing(looks=[1000], precision=1e-9, cold_cap_s=0, least_rounds=3)
-    assert 3 <= len(bench(torch_matmul).cold(short)) < 1000
+    assert 3 <= len(bench(torch_matmul, sets=1).cold(short)) < 1000
 
 
 @pytest.mark.parametrize("size", [32, 64, 512, 4096])
@@ -119,7 +120,7 @@ def test_a_round_of_operands_is_twice_the_cache(size: int) -> None:
 
 @pytest.mark.timing
 def test_beyond_the_first_look_the_cap_holds_where_flushes_take_longer_than_calls(monkeypatch) -> None:
-    made = bench(torch_matmul)
+    made = bench(torch_matmul, sets=1)
     monkeypatch.setattr(made.clock, "flush", lambda: time.sleep(0.05))
     assert len(made.cold(Timing(looks=[4, 1000], precision=1e-9, cold_cap_s=1.0, least_rounds=3))) in range(4, 8)
 
@@ -128,7 +129,7 @@ def test_beyond_the_first_look_the_cap_holds_where_flushes_take_longer_than_call
 def test_times_are_of_the_candidate_that_took_them() -> None:
     order = np.array([[0, 1, 2], [2, 1, 0], [1, 2, 0]])
     candidates = [lambda index, s=seconds: time.sleep(s) for seconds in (0.0, 0.02, 0.05)]
-    times = CpuClock(CPU).cold(candidates, order, bench(torch_matmul))
+    times = CpuClock(CPU).cold(candidates, order, bench(torch_matmul, sets=1))
     assert times.shape == order.shape
     assert (times[:, 0] < 0.02).all() and (times[:, 1] >= 0.02).all() and (times[:, 2] >= 0.05).all()
 
@@ -142,7 +143,7 @@ def test_every_timed_call_is_compared() -> None:
             torch_matmul(out, a, b, alpha, beta)
 
     with pytest.raises(Dishonest, match="a timed call returned a wrong result"):
-        made = bench(torch_matmul)
+        made = bench(torch_matmul, sets=1)
         made.candidates[0] = lambda index: lazy_once(*made.sets[index].arguments, 1.0, 0.0)
         made.cold(replace(TIMING, cold_cap_s=60))
 

@@ -15,9 +15,11 @@ from omegaconf import OmegaConf
 
 from minfer.cli import ACTIONS
 from minfer.plan.config import CONF, Config, Shape, groups, name_changes, written
-from minfer.plan.sweeps import parts
+from minfer.plan.known import check_kernels, check_op
+from minfer.plan.sweeps import SWEPT, parts
 from minfer.shapes import OPS, named_sets
 from tests.cli.composing import HGEMM, compose, one, refusal
+from tests.tiers import mostly_slow
 
 
 def test_defaults() -> None:
@@ -188,7 +190,32 @@ def test_every_option_of_every_other_group_composes_and_bears_its_files_name(pat
     assert getattr(getattr(config, group), "name", option) == option
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("sweep/*.yaml")), ids=lambda path: f"sweep={path.stem}")
+SWEEPS = sorted(CONF.glob("sweep/*.yaml"))
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a sweep has its own keys only, and of other groups only the set of shapes."""
+    sweep = written("sweep", path.stem)
+    others = [each for each in sweep.get("defaults", []) if {*each} != {"override /shape"}]
+    return {*sweep} <= {*SWEPT, "defaults", "cluster"} and not others
+
+
+@pytest.mark.parametrize("path", [path for path in SWEEPS if is_plain(path)], ids=lambda path: f"sweep={path.stem}")
+def test_every_plain_sweep_is_what_its_types_say(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of several, which are read without composing: that takes ten times as long."""
+    assert path.stem in groups()["sweep"] and path.read_text().startswith("# @package _global_\n")
+    monkeypatch.setattr(sys, "argv", ["minfer"])
+    (config,) = parts(Config(sweeps=[path.stem]))
+    check_op(config.op)
+    check_kernels(config)
+    assert config.op and config.dtype and config.shape.op in ("", config.op)
+
+
+@pytest.mark.parametrize(
+    "path",
+    mostly_slow(SWEEPS, lambda path: not is_plain(path) or path.stem == "hgemm"),
+    ids=lambda path: f"sweep={path.stem}",
+)
 def test_every_sweep_composes(path: Path) -> None:
     assert path.stem in groups()["sweep"]
     config = one(f"+sweep={path.stem}")

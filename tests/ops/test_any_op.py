@@ -183,7 +183,7 @@ def test_an_op_of_any_kind(kind: str, make: Callable[..., tuple[Op, Case]], monk
     kernel = op.kernels["torch"]
     function = build.function(kernel)
     assert verify(op, case, kernel, function, CPU, None, 5).over_bound <= 1
-    bench = Bench(op, case, function, function, CPU, 5)
+    bench = Bench(op, case, function, function, CPU, 5, sets=4)
     assert len(bench.cold(BRIEF)) >= BRIEF.least_rounds
     bench.steady(BRIEF, lambda: None)
     bench.check_operands()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -43,6 +43,7 @@ COMPILED = {"torch_compile", "torch_compile_backward", "torch_max_autotune", "to
 ALWAYS_COMPILED = {"rmsnorm-torch_compile", "prefill_attention-torch_flex", "decoder-fuse"}
 NEVER_COMPILED = {"decoder-torch_max_autotune"}
 ON_CPU = [kernel for kernel in ops.every_kernel() if "cpu" in kernel.devices]
+CHOOSE_INPUTS = verify.choose_inputs
 DEAR = {  # take many seconds, or are for demonstrations
     *("quant_gemm-torch", "moe_ffn-torch_eager", "decode_attention-torch_eager", "prefill_attention-torch_eager"),
     *("mla_decode-torch_eager", "banks-cpu_exchange", "divergence-cpu_branchy", "ilp-cpu_copy"),
@@ -76,7 +77,9 @@ def test_cpu_kernel_agrees_with_the_reference(kernel):
         return
     cases = few_of(cases_of(kernel), LEAST)
     times = -(-LEAST // len(cases))  # several, with other values, where a kernel is for one dtype and format only
-    assert verified(kernel, cases * times) > 20
+    first, others = with_new_settings(cases)
+    tried = verified(kernel, first * times)
+    assert tried + verified(kernel, others * times, seed=tried, choose=inputs_of_own_shape) > 20
 
 
 @pytest.mark.slow
@@ -88,16 +91,19 @@ def test_cpu_kernel_agrees_in_the_cases_left(kernel):
     few = few_of(cases, LEAST)
     first, others = with_new_settings([*few, *(case for case in cases if case not in few)])
     assert verified(kernel, first, seed=1000) > 0
-    with at_own_shape():
-        assert verified(kernel, others, seed=2000) >= 3 * len(others)
+    assert verified(kernel, others, seed=2000, choose=inputs_of_own_shape) >= 3 * len(others)
 
 
-def verified(kernel: Kernel, cases: list[ops.Case], seed: int = 0) -> int:
+def verified(
+    kernel: Kernel, cases: list[ops.Case], seed: int = 0, choose: Callable[..., object] = CHOOSE_INPUTS
+) -> int:
     """How many inputs were tried, with other values in each case."""
     function, op, tried = build.function(kernel), ops.get(kernel.op), 0
     with pytest.MonkeyPatch.context() as patch:
-        # Repetitions look for races, and these kernels run in one thread. The one left finds what a kernel keeps between calls.
-        patch.setattr(verify, "REPEATS", 1)
+        patch.setattr(verify, "choose_inputs", choose)
+        # Repetitions look for races, and these kernels run in one thread. The one left finds what a kernel keeps between calls,
+        # which PyTorch's functions do not.
+        patch.setattr(verify, "REPEATS", int(kernel.backend != "torch"))
         for case in cases:
             tried += verify.verify(op, case, kernel, function, torch.device("cpu"), None, seed=seed + tried).tried
     return tried
@@ -209,7 +215,6 @@ def test_triton_kernel_agrees_in_all_cases_when_interpreted(kernel):
 
 
 ON_GPU = [kernel for kernel in ops.every_kernel() if "cuda" in kernel.devices]
-CHOOSE_INPUTS = verify.choose_inputs
 
 
 def gpu_cases_of(kernel: Kernel) -> list[ops.Case]:
@@ -225,12 +230,14 @@ def few_on_gpu(kernel: Kernel, cases: list[ops.Case]) -> list[ops.Case]:
     return few_of(cases, LEAST if kernel.name in COMPILED else LEAST_ON_GPU)
 
 
-def verified_on_gpu(kernel: Kernel, cases: list[ops.Case]) -> int:
+def verified_on_gpu(kernel: Kernel, cases: list[ops.Case], choose: Callable[..., object] = CHOOSE_INPUTS) -> int:
     """How many inputs were tried."""
-    device, tried = pick("cuda"), 0
+    op, device, tried = ops.get(kernel.op), pick("cuda"), 0
     function = build.function(kernel, toolchain.arch_of(capability(device)))
-    for case in cases:
-        tried += verify.verify(ops.get(kernel.op), case, kernel, function, device, capability(device), seed=tried).tried
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "choose_inputs", choose)
+        for case in cases:
+            tried += verify.verify(op, case, kernel, function, device, capability(device), seed=tried).tried
     return tried
 
 
@@ -245,14 +252,6 @@ def with_new_settings(cases: list[ops.Case]) -> tuple[list[ops.Case], list[ops.C
 def inputs_of_own_shape(op: Op, case: ops.Case, *given: object) -> list[verify.Inputs]:
     """Those of `choose_inputs`, under every call, but for odd and drawn shapes."""
     return [inputs for inputs in CHOOSE_INPUTS(op, case, *given) if inputs.case.shape == case.shape]
-
-
-@contextlib.contextmanager
-def at_own_shape() -> Iterator[None]:
-    """Cases are verified at their own shape only while this lasts."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verify, "choose_inputs", inputs_of_own_shape)
-        yield
 
 
 def is_mostly_eager(kernel: Kernel) -> bool:
@@ -280,8 +279,7 @@ def test_gpu_kernel_agrees_with_the_reference(kernel):
     tried = verified_on_gpu(kernel, compiled)
     with as_written(kernel):
         tried += verified_on_gpu(kernel, whole[len(compiled) :])
-        with at_own_shape():
-            tried += verified_on_gpu(kernel, cases[WHOLE_ON_GPU:])
+        tried += verified_on_gpu(kernel, cases[WHOLE_ON_GPU:], choose=inputs_of_own_shape)
     assert tried >= min(21, 3 * len(cases)) > 0  # a baseline may take as few as three of the inputs
 
 
@@ -295,8 +293,7 @@ def test_gpu_kernel_agrees_in_the_cases_left(kernel):
     few = compiled_of(kernel, few_on_gpu(kernel, cases)[:WHOLE_ON_GPU])
     first, others = with_new_settings([case for case in cases if case not in few])
     verified_on_gpu(kernel, first)
-    with at_own_shape():
-        assert verified_on_gpu(kernel, others) >= 3 * len(others)
+    assert verified_on_gpu(kernel, others, choose=inputs_of_own_shape) >= 3 * len(others)
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ from minfer.process.output import MOST_PRINTED
 from minfer.process.remote import Process
 from minfer.process.threads import children, runs
 from minfer.sandbox import Sandbox
-from tests.conftest import ROOT
+from tests.conftest import ROOT, another_fork_server
 
 
 def descriptors() -> int:
@@ -103,7 +103,10 @@ def test_a_process_that_cannot_be_started_says_why(log: Path, monkeypatch: pytes
     (log.parent / "torch.py").write_text("raise ImportError('libcudart.so.99 is missing')\n")
     monkeypatch.setenv("PYTHONPATH", f"{log.parent}:{ROOT}")
     before = descriptors()
-    with pytest.raises(Died, match=r"no process could be started: ImportError: libcudart\.so\.99"):
+    with (
+        another_fork_server(),
+        pytest.raises(Died, match=r"no process could be started: ImportError: libcudart\.so\.99"),
+    ):
         Process("tests.answering.echo", log)
     assert descriptors() <= before
 

@@ -127,7 +127,7 @@ def test_all_cases_are_counted_in_order(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_case_that_ends_the_process_costs_only_itself(
     act: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ncu, "START_S", 3.0)
+    monkeypatch.setattr(ncu, "START_S", 2.0)
     monkeypatch.setattr(ncu, "CASE_S", 0.1)
     first, second, third = ncu.profile(job(tmp_path, act, (8, 16, 24), ["roofline"], monkeypatch))
     assert first.why == third.why and first.metrics == third.metrics and first.metrics["kernels"] == 1

@@ -35,7 +35,7 @@ def finished(tmp_path_factory):
     """A finished run of the smallest sweep: its folder and what the launcher printed."""
     folder = tmp_path_factory.mktemp("pipeline")
     told = f"echo $MINFER_RUN,$MINFER_ROWS,$MINFER_CASES,$MINFER_SHARDS >> {folder}/told; ls $MINFER_FOLDER; exit 3"
-    done = launch(*tiny(folder, f"notify={told}"))
+    done = launch(*tiny(folder, f"notify={told}", "timing.cold_cap_s=0.2"))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 

@@ -12,7 +12,7 @@ from minfer.process.text import make_all_printable, make_printable
 
 FORBIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 pieces = st.one_of(
-    st.text(),
+    st.text(st.characters(exclude_categories=["Cs"])),
     st.text(st.characters(categories=("Cc", "Cf", "Cs"))),
     st.sampled_from(
         ["\x1b[31m", "\x1b]0;title\x07", "\x1b]8;;https://x\x1b\\", "\x1bP+q\x1b\\", "\x9b2J", "\r\n", "\u202e"]

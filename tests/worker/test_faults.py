@@ -20,7 +20,7 @@ from minfer.process.output import MOST_PRINTED
 from minfer.rows import store
 from minfer.rows.writer import StoreError
 from minfer.worker.supervisor import Shard
-from tests.conftest import FAST, FAULTS, ROOT, launch
+from tests.conftest import FAST, FAULTS, ROOT, another_fork_server, launch
 
 
 def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
@@ -58,15 +58,15 @@ def test_every_fault_has_its_row_and_the_next_case_runs(run_shard):
 
 
 def test_a_kernel_that_hangs_is_killed_and_the_next_case_runs(run_shard):
-    hangs, zeros = run_shard(["hangs", "zeros"], case_timeout_s=8.0)
-    assert (hangs["status"], hangs["message"]) == ("timeout", "killed after 8 s, in the phase 'verify'")
+    hangs, zeros = run_shard(["hangs", "zeros"], case_timeout_s=4.0)
+    assert (hangs["status"], hangs["message"]) == ("timeout", "killed after 4 s, in the phase 'verify'")
     assert hangs["cold_us"] is None and zeros["status"] == "wrong"
 
 
 def test_a_child_that_cannot_start_is_reported(run_shard, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "ctypes.py").write_text("raise ImportError('no ctypes on this node')")
-    with pytest.raises(Died, match="no ctypes on this node"):
+    with another_fork_server(), pytest.raises(Died, match="no ctypes on this node"):
         run_shard(["honest"])
     assert "no kernel could be run" in (tmp_path / "run" / "progress" / "0000.jsonl").read_text()
 
