@@ -34,6 +34,7 @@ FUNCTION = "function"  # the backend of minfer's functions
 DEFINITION = "torch_eager"  # in fp32 and in several launches; not an implementation that anybody would use
 TOO_WIDE = "the interval of its ratio is too wide"
 WORST = 10  # problems of an op that are named
+FEWEST = 5  # problems of a seed whose figures say something
 PLOT = "anywhere-functions"
 NEAREST = "the nearest shape measured"
 DECIDED_BY = {  # by what a row's `chosen` says
@@ -54,7 +55,7 @@ speed, in cold calls, over that of the fastest implementation outside of minfer 
 of problems at which the function is faster or ties. [The page of all functions](anywhere.md) says how problems are drawn, for
 which ops the ratio says little, and whether the rules that choose a kernel are newer than the rows.
 """
-NO_ROWS = "No rows yet: `uv run python -m minfer.launch +sweep=anywhere draw.problems=200 draw.seed=13` makes some.\n"
+NO_ROWS = "No rows yet: `uv run python -m minfer.launch +sweep=anywhere draw.problems=200 draw.seed=14` makes some.\n"
 COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind", "torch", "drawn", "chosen", "message"]
 COLUMNS += [f"cold_{name}" for name in ("us", "baseline_us", "speedup", "speedup_low", "speedup_high", "aa_spread")]
 COLUMNS += ["cold_verdict", "baseline"]
@@ -82,16 +83,19 @@ class Distribution:
 
 
 def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
-    """Of each device, the distributions of its functions, by op, each at the problems of the seed that was drawn last: other
-    rows are older, and a function's choice of kernels may have been fitted to them. `table` has rows of drawn problems only."""
+    """Of each device, the distributions of its functions, by op, each at the problems of one seed (`last_seed`): other rows
+    are older, and a function's choice of kernels may have been fitted to them. `table` has rows of drawn problems only."""
     rows = with_problem(table).to_pylist(maps_as_pydicts="lossy")
     found: dict[str, list[Distribution]] = {}
     for device in primary(table):
         here = [row for row in rows if row["device"] == device]
         functions = [row for row in here if row["backend"] == FUNCTION]
-        last = {(row["op"], row["kernel"]): row["drawn"] for row in sorted(functions, key=lambda row: row["finished"])}
-        for (op, name), seed in sorted(last.items()):
-            mine = [row for row in functions if (row["op"], row["kernel"], row["drawn"]) == (op, name, seed)]
+        of_function: dict[tuple[str, str], list[store.Row]] = {}
+        for row in functions:
+            of_function.setdefault((row["op"], row["kernel"]), []).append(row)
+        for (op, name), its in sorted(of_function.items()):
+            seed = last_seed(its)
+            mine = [row for row in its if row["drawn"] == seed]
             beside: dict[str, list[store.Row]] = {}
             for row in here:
                 if row["op"] == op:
@@ -104,6 +108,15 @@ def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
             if known:
                 found.setdefault(device, []).append(Distribution(op, name, seed, known, without))
     return found
+
+
+def last_seed(rows: Iterable[store.Row]) -> int:
+    """The seed that was drawn last of those of which at least `FEWEST` problems were measured; of all where there is none."""
+    of_seed: dict[int, list[store.Row]] = {}
+    for row in sorted(rows, key=lambda row: row["finished"], reverse=True):
+        of_seed.setdefault(row["drawn"], []).append(row)
+    enough = (seed for seed, mine in of_seed.items() if sum(row["status"] in store.MEASURED for row in mine) >= FEWEST)
+    return next(enough, next(iter(of_seed)))
 
 
 def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | str:
@@ -209,7 +222,7 @@ def format_of(point: Point) -> str:
 
 
 def picture_of(device: str, found: list[Distribution]) -> Picture:
-    groups = {f"{of.name} ({of.seed})": [(point.ratio, point.verdict) for point in of.points] for of in found}
+    groups = {of.name: [(point.ratio, point.verdict) for point in of.points] for of in found}
     return strips(f"Functions at drawn problems on {device}", groups)
 
 

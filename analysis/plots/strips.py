@@ -32,8 +32,8 @@ def strips(name: str, groups: Mapping[str, Sequence[tuple[float, str]]], theme: 
         mean = math.exp(sum(math.log(ratio) for ratio, _ in ratios) / len(ratios))
         ax.plot([mean, mean], [place - 0.42, place + 0.42], color=theme.ink, linewidth=2)
         ax.annotate(
-            f"{significant(mean, 3)}×, least {significant(min(ratio for ratio, _ in ratios), 3)}×", (1, place), (6, 0),
-            ("axes fraction", "data"), "offset points", va="center", fontsize=SMALL, color=theme.ink,
+            f"{significant(mean, 3)}×, least {significant(min(ratio for ratio, _ in ratios), 3)}×, of {len(ratios)}",
+            (1, place), (6, 0), ("axes fraction", "data"), "offset points", va="center", fontsize=SMALL, color=theme.ink,
         )  # fmt: skip
     ax.axvline(1, color=theme.muted, linestyle="--", linewidth=1, zorder=0.5)
     ax.set_xscale("log")

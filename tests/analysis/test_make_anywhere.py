@@ -196,16 +196,20 @@ def test_a_ratio_that_is_too_uncertain_is_not_shown_and_the_page_says_so(tmp_pat
     assert "Without a ratio, 2: the interval of its ratio is too wide; wrong: 3 of 64 elements" in text
 
 
-def test_the_figures_are_of_the_seed_that_was_drawn_last(tmp_path: Path) -> None:
-    older = {"drawn": 11, "finished": datetime(2026, 11, 20, tzinfo=UTC)}
-    newer = {"drawn": 7, "finished": datetime(2026, 11, 21, tzinfo=UTC)}
-    text = of_op(
-        tmp_path,
-        *(drawn("torch", m, 100.0, **when) for m, when in ((1, older), (2, newer))),
-        function(1, 400.0, **older),
-        function(2, 50.0, **newer),
-    )
-    assert "seed 7**" in text and "seed 11" not in text and "| all | 1 | 2.00× | 2.00× | 100 % |" in text
+def test_the_figures_are_of_the_last_seed_of_which_enough_problems_were_measured(tmp_path: Path) -> None:
+    def shown(*counts: int) -> str:
+        """The page where so many problems of seed 11 were measured, and later, of seed 7."""
+        rows = []
+        for seed, day, count in zip((11, 7), (20, 21), counts, strict=True):
+            when = {"drawn": seed, "finished": datetime(2026, 11, day, tzinfo=UTC)}
+            for m in range(count):
+                rows += [drawn("torch", 100 * seed + m, 100.0, **when), function(100 * seed + m, 50.0, **when)]
+        return of_op(tmp_path, *rows)
+
+    for counts, seed in (((9, 5), 7), ((9, 4), 11), ((4, 3), 7), ((5, 3), 11), ((0, 1), 7)):
+        text = shown(*counts)
+        count = counts[0] if seed == 11 else counts[1]
+        assert f"seed {seed}**" in text and f"| all | {count} | 2.00× | 2.00× | 100 % |" in text, counts
 
 
 def test_a_problem_whose_baseline_was_wrong_has_no_ratio(tmp_path: Path) -> None:
