@@ -24,6 +24,7 @@ def tiny(folder, *words: str) -> list[str]:
         "device=cpu",
         "shape=tiny",
         "timing=quick",
+        "timing.cold_cap_s=0.2",
         "dtype=float16",
         *where,
         *words,
@@ -35,7 +36,7 @@ def finished(tmp_path_factory):
     """A finished run of the smallest sweep: its folder and what the launcher printed."""
     folder = tmp_path_factory.mktemp("pipeline")
     told = f"echo $MINFER_RUN,$MINFER_ROWS,$MINFER_CASES,$MINFER_SHARDS >> {folder}/told; ls $MINFER_FOLDER; exit 3"
-    done = launch(*tiny(folder, f"notify={told}", "timing.cold_cap_s=0.2"))
+    done = launch(*tiny(folder, f"notify={told}"))
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 
