@@ -15,21 +15,8 @@ from minfer.bench.operands import Operands
 from minfer.bench.verify import WrongResult, verify
 from minfer.functional import best
 from minfer.ops.prefill_attention import SCALES, baselines
-from tests.functional.test_attention import (
-    CPU,
-    DIMS,
-    KEYS,
-    OP,
-    QUERIES,
-    SCALARS,
-    case_of,
-    definition,
-    in_pages,
-    int32,
-    near,
-    only,
-    random,
-)
+from tests.functional.test_attention import CPU, DIMS, OP, case_of, definition, int32, near, only, random
+from tests.functional.test_attention_pages import KEYS, QUERIES, SCALARS, in_pages
 from tests.tiers import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("one_thread")
