@@ -1,4 +1,5 @@
 // What a kernel must not do, one thing for each K that it is called with; the emulator must say so.
+#include "cuda/hopper.cuh"
 #include "cuda/mma.cuh"
 #include "ops/hgemm/hgemm.h"
 
@@ -82,11 +83,19 @@ __global__ void unbounded() {}
 __global__ void __launch_bounds__(256, 1) bounded() {}
 __global__ void __maxnreg__(144) of_144_registers() {}
 
+// Two warpgroups take kMost registers a thread, and one keeps kFew; a block of 384 threads is launched with 168 for each.
+template <int kFew, int kMost>
+__global__ void __launch_bounds__(384, 1) moves_registers() {
+  threadIdx.x < 128 ? minfer::registers_down<kFew>() : minfer::registers_up<kMost>();
+}
+
 template <typename T>
 void launch(const minfer::Gemm<T>& g) {
   if (g.k == 19 || g.k == 20) return unbounded<<<1, g.k == 19 ? 257 : 256, 0, g.stream>>>();
   if (g.k == 21) return bounded<<<1, dim3(64, 5), 0, g.stream>>>();
   if (g.k == 22 || g.k == 23) return of_144_registers<<<1, g.k == 22 ? 416 : 384, 0, g.stream>>>();
+  if (g.k == 24) return moves_registers<48, 232><<<1, 384, 0, g.stream>>>();
+  if (g.k == 25) return moves_registers<40, 232><<<1, 384, 0, g.stream>>>();
   forbidden<<<1, 64, g.k == 16 ? 64 << 10 : 1024, g.stream>>>(g);
 }
 

@@ -26,8 +26,9 @@ void fail(const std::string& what) {
   siglongjmp(state.scheduler, 2);
 }
 
-void within_bounds(int most, int, int) {
+void within_bounds(int most, int blocks, int) {
   const int threads = state.block.x * state.block.y * state.block.z;
+  state.registers = std::min(255, 65536 / (most * std::max(1, blocks))) / 8 * 8;  // as many as the compiler may use
   if (threads > most)
     fail("runs in a block of " + std::to_string(threads) + " threads, its __launch_bounds__ allow " + std::to_string(most));
 }
@@ -39,6 +40,18 @@ void has_registers(int of_thread) {
   if (threads > most)
     fail("runs in a block of " + std::to_string(threads) + " threads, which may have " + std::to_string(of_thread) +
          " registers each: without __launch_bounds__ at most " + std::to_string(most) + " such threads are sure to fit");
+}
+
+void ask_for_registers(unsigned of_thread) {
+  std::vector<unsigned>& asked = state.current->block->asked;
+  asked.push_back(of_thread);
+  const unsigned groups = state.of_block / kWarpgroup, given = state.registers * groups;
+  if (asked.size() < groups) return;
+  const unsigned sum = std::accumulate(asked.begin(), asked.end(), 0u);
+  if (sum > given)
+    fail("waits for ever at setmaxnreg: its block's warpgroups ask for " + std::to_string(sum) + " registers a thread together, " +
+         std::to_string(given) + " were given at its launch");
+  asked.clear();
 }
 
 __attribute__((noinline)) void suspend() {
@@ -257,7 +270,7 @@ void launch(const Launch& how, const std::function<void()>& body) {
       Block& block = state.blocks[i];
       block.number = i, block.rank = i % how.cluster;
       block.at_barrier = block.at_cluster_barrier = block.ended = 0, block.at_barrier_of_warps.clear();
-      block.named.clear();
+      block.named.clear(), block.asked.clear();
       block.index = {clusters[next].x + block.rank, clusters[next].y, clusters[next].z};
       if (block.rank + 1 == how.cluster) ++next;
     }

@@ -112,6 +112,7 @@ struct Block {
   unsigned at_barrier, at_cluster_barrier, ended;  // threads; at the cluster's, of the cluster, in its first block
   std::vector<struct Thread*> at_barrier_of_warps;
   std::map<int, NamedBarrier> named;  // by number
+  std::vector<unsigned> asked;        // registers of a thread, for which its warpgroups have asked (setmaxnreg)
   std::map<int, std::unique_ptr<Region>> shared;  // by declaration; -1 is the dynamic one
 
   Region* find(const void* p, size_t bytes) const {
@@ -187,6 +188,7 @@ struct State {
   unsigned cluster;           // blocks of one
   std::vector<Thread> threads;
   unsigned of_block = 0;  // threads of one block
+  unsigned registers = 0;  // of a thread, which the launch gives
   std::vector<Warp> warps, warpgroups;
   std::vector<Thread*> ready;  // run from the back
   unsigned slow_from = 0, slow_to = 0;  // threads that run when no other can: none, a warp, a block, or a cluster
@@ -280,8 +282,12 @@ void multiply_add(double (&C)[16][8], const double (&A)[16][16], const double (&
 
 // Fail if the launch has larger blocks than a kernel's __launch_bounds__ say, for which the compiler keeps enough registers; or
 // larger ones than there are registers for when a thread has as many as __maxnreg__ says, or 255 where neither is stated.
-void within_bounds(int most, int = 0, int = 0);
+void within_bounds(int most, int blocks = 1, int = 0);
 void has_registers(int of_thread);
+
+// A warpgroup asks for so many registers for each of its threads. Fails when all of the block have asked, for more than the
+// launch gave the block: the last one would wait for ever.
+void ask_for_registers(unsigned of_thread);
 
 // Fail unless an operation may touch that many bytes of shared memory, or of an operand, at a multiple of them.
 void check_shared(const char* what, const void* p, size_t bytes);

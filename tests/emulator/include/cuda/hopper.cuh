@@ -339,12 +339,13 @@ void warps_sync() {
   emulator::suspend();
 }
 
-// The registers themselves are the compiler's; of them, only that all warps of a warpgroup ask for as many.
+// The registers themselves are the compiler's; of them, only that all warps of a warpgroup ask for as many, and that the block
+// has them.
 template <int kRegisters>
 void registers_down() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);
   int mine = 0;
-  emulator::collective<emulator::kWarpgroup>("setmaxnreg", mine, [](int**) {});
+  emulator::collective<emulator::kWarpgroup>("setmaxnreg", mine, [](int**) { emulator::ask_for_registers(kRegisters); });
 }
 template <int kRegisters>
 void registers_up() {
