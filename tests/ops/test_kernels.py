@@ -42,6 +42,12 @@ COMPILED = {"torch_compile", "torch_compile_backward", "torch_max_autotune", "to
 # compiled in one case, or in none where each takes 15 seconds, and run as they are written in the rest.
 ALWAYS_COMPILED = {"rmsnorm-torch_compile", "prefill_attention-torch_flex", "decoder-fuse"}
 NEVER_COMPILED = {"decoder-torch_max_autotune"}
+# Those that are compiled again for most shapes, for 5 to 15 seconds. They begin first, because some take minutes, and fewer of
+# their cases are always tested.
+SLOW_TO_COMPILE = {
+    *("prefill_attention-torch_flex", "prefill_attention-triton_flash", "quant_gemm-triton_fused"),
+    *("gemm_bias_relu-triton_autotuned", "decode_attention-triton_split"),
+}
 ON_CPU = [kernel for kernel in ops.every_kernel() if "cpu" in kernel.devices]
 CHOOSE_INPUTS = verify.choose_inputs
 DEAR = {  # take many seconds, or are for demonstrations
@@ -214,7 +220,9 @@ def test_triton_kernel_agrees_in_all_cases_when_interpreted(kernel):
     assert interpret(kernel, "all") >= 2 * (1 + len(ops.get(kernel.op).odd_shapes))
 
 
-ON_GPU = [kernel for kernel in ops.every_kernel() if "cuda" in kernel.devices]
+ON_GPU = sorted(
+    (kernel for kernel in ops.every_kernel() if "cuda" in kernel.devices), key=lambda k: name(k) not in SLOW_TO_COMPILE
+)
 
 
 def gpu_cases_of(kernel: Kernel) -> list[ops.Case]:
@@ -228,6 +236,11 @@ def gpu_cases_of(kernel: Kernel) -> list[ops.Case]:
 def few_on_gpu(kernel: Kernel, cases: list[ops.Case]) -> list[ops.Case]:
     """Those of the fast tier: fewer where each takes torch.compile up to ten seconds."""
     return few_of(cases, LEAST if kernel.name in COMPILED else LEAST_ON_GPU)
+
+
+def whole_on_gpu(kernel: Kernel, few: list[ops.Case]) -> list[ops.Case]:
+    """Of the fast tier's cases, those that are verified at odd and drawn shapes, too."""
+    return few[: 1 if name(kernel) in SLOW_TO_COMPILE else WHOLE_ON_GPU]
 
 
 def verified_on_gpu(kernel: Kernel, cases: list[ops.Case], choose: Callable[..., object] = CHOOSE_INPUTS) -> int:
@@ -274,12 +287,12 @@ def test_gpu_kernel_agrees_with_the_reference(kernel):
     if kernel.package and importlib.util.find_spec(kernel.package) is None:
         pytest.skip(f"{kernel.package} is not installed")
     cases = few_on_gpu(kernel, gpu_cases_of(kernel))
-    whole = cases[:WHOLE_ON_GPU]
+    whole = whole_on_gpu(kernel, cases)
     compiled = compiled_of(kernel, whole)
     tried = verified_on_gpu(kernel, compiled)
     with as_written(kernel):
         tried += verified_on_gpu(kernel, whole[len(compiled) :])
-        tried += verified_on_gpu(kernel, cases[WHOLE_ON_GPU:], choose=inputs_of_own_shape)
+        tried += verified_on_gpu(kernel, cases[len(whole) :], choose=inputs_of_own_shape)
     assert tried >= min(21, 3 * len(cases)) > 0  # a baseline may take as few as three of the inputs
 
 
@@ -290,7 +303,7 @@ def test_gpu_kernel_agrees_in_the_cases_left(kernel):
     if kernel.package and importlib.util.find_spec(kernel.package) is None:
         pytest.skip(f"{kernel.package} is not installed")
     cases = gpu_cases_of(kernel)
-    few = compiled_of(kernel, few_on_gpu(kernel, cases)[:WHOLE_ON_GPU])
+    few = compiled_of(kernel, whole_on_gpu(kernel, few_on_gpu(kernel, cases)))
     first, others = with_new_settings([case for case in cases if case not in few])
     verified_on_gpu(kernel, first)
     assert verified_on_gpu(kernel, others, choose=inputs_of_own_shape) >= 3 * len(others)
@@ -300,22 +313,28 @@ def test_gpu_kernel_agrees_in_the_cases_left(kernel):
 @pytest.mark.parametrize("kernel", ON_GPU, ids=name)
 def test_gpu_kernel_takes_rows_that_lie_apart(kernel):
     with as_written(kernel):
-        check_spaced_on_gpu(kernel)
+        check_spaced_on_gpu(kernel, LEAST_ON_GPU if name(kernel) in SLOW_TO_COMPILE else None)
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [kernel for kernel in ON_GPU if is_mostly_eager(kernel)], ids=name)
-def test_gpu_kernel_takes_rows_that_lie_apart_when_compiled(kernel):
+@pytest.mark.parametrize("kernel", [k for k in ON_GPU if is_mostly_eager(k) or name(k) in SLOW_TO_COMPILE], ids=name)
+def test_gpu_kernel_takes_rows_that_lie_apart_in_all_cases(kernel):
+    """Those that are otherwise not compiled, or tested in few cases."""
     check_spaced_on_gpu(kernel)
 
 
-def check_spaced_on_gpu(kernel: Kernel) -> None:
+def check_spaced_on_gpu(kernel: Kernel, few: int | None = None) -> None:
+    """In all small cases, or in few of them."""
     device, op = pick("cuda"), ops.get(kernel.op)
     function = build.function(kernel, toolchain.arch_of(capability(device)))
-    for case in op.cases(kernel, [*op.odd_shapes, *op.sizes["small"]]):
-        if kernel.unsupported(case, capability(device)) is None:
-            check_spaced(op, case, function, device)
+    cases = [
+        case
+        for case in op.cases(kernel, [*op.odd_shapes, *op.sizes["small"]])
+        if kernel.unsupported(case, capability(device)) is None
+    ]
+    for case in few_of(random.Random(0).sample(cases, len(cases)), few) if few else cases:
+        check_spaced(op, case, function, device)
 
 
 @pytest.mark.gpu
