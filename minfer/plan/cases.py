@@ -79,6 +79,12 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
             f"beside={config.beside} needs untrusted=true, and {config.beside} among the kernels of the request; add what is"
             " missing"
         )
+    if config.draw.problems and wanted == ["functions"]:
+        slow = {name for name in kernels if op.kernels[name].compiles_each_shape}
+        left_out |= dict.fromkeys(
+            slow, "is compiled anew for each shape, for many seconds; to time it, name it in kernel="
+        )
+        kernels = [name for name in kernels if name not in slow]
     problems = _draw(op, config, device) if config.draw.problems else _chosen_problems(op, config, device)
     cases = [op.case(kernel, of.dtype, of.shape, of.params) for of, kernel in itertools.product(problems, kernels)]
     if wanted in (["all"], ["functions"]):  # leave out kernels for other parameters without an error

@@ -409,6 +409,16 @@ def test_all_kernels_can_be_had_at_drawn_problems_and_functions_only_by_name() -
     assert {"cpu_naive", "torch"} <= set(kernels(matrix.plan(config(draw=Draw(2)), "cpu")))
 
 
+def test_what_is_compiled_anew_for_each_shape_is_timed_at_drawn_problems_only_by_name() -> None:
+    """`torch_flex` takes 14 seconds of each problem, in which the others are timed at three."""
+    of = {"op": "prefill_attention", "params": {}, "dtype": "bfloat16"}
+    plan = matrix.plan(config(**of, kernel="functions", draw=Draw(5)), "cuda", (9, 0))
+    assert {"attention", "torch", "torch_flash"} <= set(kernels(plan)) and "torch_flex" not in kernels(plan)
+    assert plan.left_out["torch_flex"].startswith("is compiled anew for each shape")
+    for wanted in (["attention", "torch_flex"], "all"):
+        assert "torch_flex" in kernels(matrix.plan(config(**of, kernel=wanted, draw=Draw(5)), "cuda", (9, 0)))
+
+
 def test_an_op_that_does_not_say_how_its_problems_are_drawn_is_refused(toy: Op) -> None:
     with pytest.raises(UserError, match=r"toy does not; choose .*hgemm"):
         matrix.plan(toy_config(draw=Draw(5)), "cpu")
