@@ -1,0 +1,142 @@
+"""How much slower than the fastest tile is the one that a model chooses? `benchmarks/results/tiles-nvidia-h200.parquet` has the
+cold times of up to 73 tiles of hgemm's v18_fitted at 1,880 products: 940 that were drawn from the layers of 24 models, in
+bfloat16, each TN and NN. The constants of the model (minfer/cuda/gemm/fitted_choice.h) were fitted to them.
+
+    uv run python benchmarks/choice.py                                        # needs no GPU
+    uv run --with nvidia-matmul-heuristics python benchmarks/choice.py        # NVIDIA's model beside it
+
+The loss of a choice is its time over the fastest tile's, minus one. A tile was timed nine times at a product, in another
+order of the tiles each time, and the median counts; so the fastest of forty tiles is partly luck, and the losses are partly
+noise. NVIDIA's model gives no time for tiles whose sides are not multiples of 64. It chooses among the others that at most two
+blocks share, as v18_fitted has them; its second lines are against the fastest of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from minfer.build import host
+from minfer.ops import Kernel
+
+HERE = Path(__file__).resolve().parent
+TIMES = HERE / "results" / "tiles-nvidia-h200.parquet"
+SOURCE = Kernel("hgemm", "choice", "cpp", HERE / "choice.cpp")
+RANGES = ((33, 128), (129, 256), (257, 512), (513, 1024), (1025, 2500), (33, 2500))  # of m
+
+
+class Tile(NamedTuple):
+    rows: int
+    cols: int
+    sharing: int  # blocks that share an operand
+    parts: int  # of k
+    beside: bool  # whether the blocks of a group are side by side, and so share rows of A
+
+
+class Product(NamedTuple):
+    m: int
+    n: int
+    k: int
+    layout: str
+
+
+Times = dict[Product, dict[Tile, float]]
+
+
+def timed(path: Path = TIMES) -> Times:
+    """The median times of the tiles in microseconds, for each product."""
+    rows = pd.read_parquet(path).query("kernel == 'tile'").astype(dict.fromkeys(Tile._fields[:4], "int64"))
+    medians = rows.groupby([*Product._fields, *Tile._fields]).us.median().reset_index()
+    found: Times = {}
+    for m, n, k, layout, high, wide, sharing, parts, beside, us in medians.itertuples(index=False):
+        found.setdefault(Product(m, n, k, layout), {})[Tile(high, wide, sharing, parts, bool(beside))] = us
+    return found
+
+
+def chosen() -> Callable[[Product], Tile]:
+    """What v18_fitted takes. Raises BuildError without a C++ compiler."""
+    library = host.load(SOURCE)
+
+    def choose(of: Product) -> Tile:
+        tile = (ctypes.c_int * 5)()
+        library.minfer_choose_tile(of.m, of.n, of.k, int(of.layout == "TN"), tile)
+        rows, cols, sharing, parts, beside = tile
+        return Tile(rows, cols, sharing, parts, bool(beside))
+
+    return choose
+
+
+def losses(times: Times, choose: Callable[[Product], Tile | None]) -> dict[Product, float]:
+    """The losses at the products at which the chosen tile was timed."""
+    return {
+        product: of[tile] / min(of.values()) - 1
+        for product, of in times.items()
+        if (tile := choose(product)) is not None and tile in of
+    }
+
+
+def estimates(times: Times) -> dict[Product, dict[Tile, float]]:
+    """The times that NVIDIA's model expects, of the tiles that it knows."""
+    nv: Any = importlib.import_module("nvMatmulHeuristics")
+    model = nv.NvMatmulHeuristicsInterface(nv.NvMatmulHeuristicsTarget.CUTLASS3, "TST")  # bfloat16, sums in float32
+    gpu = model.createHardwareDescriptor()
+    model.setHardwarePredefinedGpu(gpu, nv.NvMatmulHeuristicsNvidiaGpu.H200_SXM)
+    layouts = {
+        "TN": nv.NvMatmulHeuristicsMatmulLayout.TN_ROW_MAJOR,
+        "NN": nv.NvMatmulHeuristicsMatmulLayout.NN_ROW_MAJOR,
+    }
+    for layout in layouts.values():
+        model.loadInternalDiscoverySet(layout, gpu)
+
+    def expected(product: Product, tile: Tile) -> float:
+        problem = model.makeNvMatmulHeuristicsProblem(product.m, product.n, product.k, layouts[product.layout])
+        stages = max(2, min(12, (220 << 10) // (128 * (tile.rows + tile.cols))))
+        of = model.nvmmhKernelConfiguration(splitK=tile.parts, loadStages=stages, gridSwizzle=1)
+        of.cta[:], of.warp[:] = (tile.rows, tile.cols, 64), (tile.rows, tile.cols, 64)
+        of.instr[:] = (64, tile.cols, 16)
+        of.cluster[:] = (1, tile.sharing) if tile.beside else (tile.sharing, 1)
+        return model.nvMatmulHeuristicsEstimateRuntime(
+            model.handle, b"TST", ctypes.c_int(model.target), ctypes.byref(problem), ctypes.byref(of), gpu
+        )
+
+    found = {
+        product: {tile: us for tile in of if tile.sharing <= 2 and (us := expected(product, tile)) > 0}
+        for product, of in times.items()
+    }
+    model.handle = None  # else its __del__ ends the process with a signal (0.1.0.27)
+    return found
+
+
+def lines(name: str, of: dict[Product, float]) -> Iterator[str]:
+    for low, high in RANGES:
+        some = pd.Series([loss for product, loss in of.items() if low <= product.m <= high])
+        figures = " ".join(f"{100 * x:7.1f}" for x in (some.mean(), some.median(), some.quantile(0.95), some.max()))
+        yield f"{name:34} {low:5}-{high:<5} {len(some):8} {figures}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.parse_args()
+    times = timed()
+    print(f"{'loss in %':34} {'rows':>11} {'products':>8} {'mean':>7} {'median':>7} {'95 %':>7} {'most':>7}")
+    print(*lines("v18_fitted's model", losses(times, chosen())), sep="\n")
+    if importlib.util.find_spec("nvMatmulHeuristics") is None:
+        return
+    known = {product: of for product, of in estimates(times).items() if of}
+    choose = {product: min(of, key=lambda tile: of[tile]) for product, of in known.items()}.get
+    print(*lines("nvidia-matmul-heuristics", losses(times, choose)), sep="\n")
+    narrowed = {product: {tile: times[product][tile] for tile in of} for product, of in known.items()}
+    print(*lines("  against the tiles that it knows", losses(narrowed, choose)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
