@@ -17,6 +17,7 @@ import argparse
 import ctypes
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from minfer.build import host
+from minfer.build.errors import BuildError
 from minfer.ops import Kernel
 
 HERE = Path(__file__).resolve().parent
@@ -128,7 +130,10 @@ def main() -> None:
     parser.parse_args()
     times = timed()
     print(f"{'loss in %':34} {'rows':>11} {'products':>8} {'mean':>7} {'median':>7} {'95 %':>7} {'most':>7}")
-    print(*lines("v18_fitted's model", losses(times, chosen())), sep="\n")
+    try:
+        print(*lines("v18_fitted's model", losses(times, chosen())), sep="\n")
+    except BuildError as error:
+        sys.exit(f"choice.py: {error}")
     if importlib.util.find_spec("nvMatmulHeuristics") is None:
         return
     known = {product: of for product, of in estimates(times).items() if of}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ def main() -> None:
     )
     parser.add_argument("--drawn", type=int, default=90, help="products of 17 to 1024 rows beside the slowest ones")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("cublas_tiles.py needs a CUDA GPU, and this machine has none")
     device = pick("cuda")
     drawn = random.Random(5)
     problems = SLOWEST + [(drawn.randrange(17, 1025), *drawn.choice(LAYERS)) for _ in range(arguments.drawn)]
