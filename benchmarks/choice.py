@@ -1,14 +1,15 @@
-"""How much slower than the fastest tile is the one that a model chooses? `benchmarks/results/tiles-nvidia-h200.parquet` has the
-cold times of up to 73 tiles of hgemm's v18_fitted at 1,880 products: 940 that were drawn from the layers of 24 models, in
-bfloat16, each TN and NN. The constants of the model (minfer/cuda/gemm/fitted_choice.h) were fitted to them.
+"""Computes how much slower the tile that v18_fitted chooses is than the fastest tile. Its cold times on an H200 are in
+`benchmarks/results/tiles-nvidia-h200.parquet`: 73 sizes of tiles, 8 to 70 variants at each of 1,880 products. These are 940
+that were drawn from the layers of 24 models, in bfloat16, each TN and NN. The constants of the model
+(minfer/cuda/gemm/fitted_choice.h) were fitted to them, but for the rates of six sizes with 192 columns.
 
-    uv run python benchmarks/choice.py                                        # needs no GPU
-    uv run --with nvidia-matmul-heuristics python benchmarks/choice.py        # NVIDIA's model beside it
+    uv run python benchmarks/choice.py                                                  # needs no GPU
+    uv run --with nvidia-matmul-heuristics==0.1.0.27 python benchmarks/choice.py        # NVIDIA's model beside it
 
-The loss of a choice is its time over the fastest tile's, minus one. A tile was timed nine times at a product, in another
-order of the tiles each time, and the median counts; so the fastest of forty tiles is partly luck, and the losses are partly
-noise. NVIDIA's model gives no time for tiles whose sides are not multiples of 64. It chooses among the others that at most two
-blocks share, as v18_fitted has them; its second lines are against the fastest of these.
+The loss of a choice is its time over the fastest tile's, minus one. Each time is the median of nine runs, in a new order of the
+tiles each time. The least of forty such medians is biased low, so losses are overstated. NVIDIA's model rates only tiles whose
+sides are multiples of 64. We let it choose among those in which at most two blocks share an operand, as in v18_fitted. The
+second group of its lines is against the fastest of these.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Times = dict[Product, dict[Tile, float]]
 
 
 def timed(path: Path = TIMES) -> Times:
-    """The median times of the tiles in microseconds, for each product."""
+    """The times of the tiles in microseconds, for each product; the median where a tile was timed twice."""
     rows = pd.read_parquet(path).query("kernel == 'tile'").astype(dict.fromkeys(Tile._fields[:4], "int64"))
     medians = rows.groupby([*Product._fields, *Tile._fields]).us.median().reset_index()
     found: Times = {}

@@ -1,10 +1,10 @@
-"""Which of its kernels does cuBLAS take for a product of few or some hundred rows? Their names state the tile, the stages and
-the cluster: `nvjet_sm90_tst_128x96_64x7_4x1_v_bz_TNT` has tiles of 128 columns and 96 rows, 7 stages of 64 values of k, and
+"""Lists the kernels that cuBLAS takes for products of 17 to 1024 rows in bfloat16, TN. Their names state the tile, the stages
+and the cluster: `nvjet_sm90_tst_128x96_64x7_4x1_v_bz_TNT` has tiles of 128 columns and 96 rows, 7 stages of 64 values of k, and
 clusters of 4 x 1 blocks.
 
     uv run python benchmarks/cublas_tiles.py       # half a minute on a GPU; writes benchmarks/results/
 
-The times are of the profiler, without the launch, each after 200 MB were written: the median of 5 calls. A product that cuBLAS
+The times are of the profiler, without the launch, each after 200 MiB were written: the median of 5 calls. A product that cuBLAS
 computes in several kernels has a row for each.
 """
 
@@ -21,13 +21,13 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import rows
 from minfer.bench.device import pick
 
-# Of the drawn problems at which `matmul` is slowest (docs/hgemm.md), and two of their neighbours.
+# Sizes at which `matmul` was slower than cuBLAS: drawn problems of docs/hgemm.md, and others of tuning runs.
 SLOWEST = [
     (465, 3072, 8192), (400, 2048, 4096), (33, 2560, 9728), (99, 3072, 3072), (29, 1024, 3072), (563, 2048, 2048),
     (549, 5120, 2048), (76, 3072, 2048), (260, 4096, 14336), (315, 2048, 4096), (319, 2048, 4096), (256, 3072, 23040),
     (147, 6144, 4096), (281, 3072, 8192),
 ]  # fmt: skip
-# n and k of layers of public models; others are drawn for these.
+# n and k of layers of public models. `main` draws m for these.
 LAYERS = [
     (2048, 2048), (2048, 4096), (4096, 4096), (3072, 3072), (3072, 8192), (5120, 2048), (5120, 5120), (4096, 14336),
     (6144, 4096), (2560, 9728), (28672, 4096), (7168, 2048),

@@ -28,7 +28,7 @@ void fail(const std::string& what) {
 
 void within_bounds(int most, int blocks, int) {
   const int threads = state.block.x * state.block.y * state.block.z;
-  state.registers = std::min(255, 65536 / (most * std::max(1, blocks))) / 8 * 8;  // as many as the compiler may use
+  state.registers = std::min(256, 65536 / (most * std::max(1, blocks))) / 8 * 8;  // as many as the compiler may use
   if (threads > most)
     fail("runs in a block of " + std::to_string(threads) + " threads, its __launch_bounds__ allow " + std::to_string(most));
 }
@@ -37,6 +37,7 @@ void within_bounds(int most, int blocks, int) {
 void has_registers(int of_thread) {
   const int threads = state.block.x * state.block.y * state.block.z;
   const int most = 4 * kWarp * (16384 / ((of_thread * kWarp + 255) / 256 * 256));
+  state.registers = (of_thread + 7) / 8 * 8;
   if (threads > most)
     fail("runs in a block of " + std::to_string(threads) + " threads, which may have " + std::to_string(of_thread) +
          " registers each: without __launch_bounds__ at most " + std::to_string(most) + " such threads are sure to fit");
@@ -49,8 +50,8 @@ void ask_for_registers(unsigned of_thread) {
   if (asked.size() < groups) return;
   const unsigned sum = std::accumulate(asked.begin(), asked.end(), 0u);
   if (sum > given)
-    fail("waits for ever at setmaxnreg: its block's warpgroups ask for " + std::to_string(sum) + " registers a thread together, " +
-         std::to_string(given) + " were given at its launch");
+    fail("waits for ever at setmaxnreg: the registers per thread that the block's warpgroups request add up to " +
+         std::to_string(sum) + ", those of the launch to " + std::to_string(given));
   asked.clear();
 }
 

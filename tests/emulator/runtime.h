@@ -112,7 +112,7 @@ struct Block {
   unsigned at_barrier, at_cluster_barrier, ended;  // threads; at the cluster's, of the cluster, in its first block
   std::vector<struct Thread*> at_barrier_of_warps;
   std::map<int, NamedBarrier> named;  // by number
-  std::vector<unsigned> asked;        // registers of a thread, for which its warpgroups have asked (setmaxnreg)
+  std::vector<unsigned> asked;        // registers per thread that each warpgroup has requested (setmaxnreg)
   std::map<int, std::unique_ptr<Region>> shared;  // by declaration; -1 is the dynamic one
 
   Region* find(const void* p, size_t bytes) const {
@@ -188,7 +188,7 @@ struct State {
   unsigned cluster;           // blocks of one
   std::vector<Thread> threads;
   unsigned of_block = 0;  // threads of one block
-  unsigned registers = 0;  // of a thread, which the launch gives
+  unsigned registers = 0;  // per thread, which the launch gives
   std::vector<Warp> warps, warpgroups;
   std::vector<Thread*> ready;  // run from the back
   unsigned slow_from = 0, slow_to = 0;  // threads that run when no other can: none, a warp, a block, or a cluster
@@ -285,8 +285,8 @@ void multiply_add(double (&C)[16][8], const double (&A)[16][16], const double (&
 void within_bounds(int most, int blocks = 1, int = 0);
 void has_registers(int of_thread);
 
-// A warpgroup asks for so many registers for each of its threads. Fails when all of the block have asked, for more than the
-// launch gave the block: the last one would wait for ever.
+// A warpgroup requests so many registers for each of its threads. When every warpgroup of the block has requested, this fails if
+// the sum exceeds the registers of the launch: on a GPU the last setmaxnreg would wait for ever.
 void ask_for_registers(unsigned of_thread);
 
 // Fail unless an operation may touch that many bytes of shared memory, or of an operand, at a multiple of them.

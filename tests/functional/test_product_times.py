@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import choice
+from benchmarks import choice, fit_tiles
 from minfer import ops
 from minfer.build import host
 from minfer.build.errors import BuildError
@@ -56,7 +56,7 @@ def test_a_choice_by_models_says_their_times() -> None:
 
 
 def test_the_tile_that_the_model_chooses_is_near_the_fastest_one() -> None:
-    """The loss is 2.0 % in the mean. One tile for all products loses more."""
+    """The mean loss is below 2.5 %; always 128 x 128 loses over four times as much."""
     times = choice.timed()
     losses = choice.losses(times, choice.chosen())
     assert len(times) == 1880 and len(losses) > 1600 and min(losses.values()) == 0
@@ -64,6 +64,12 @@ def test_the_tile_that_the_model_chooses_is_near_the_fastest_one() -> None:
     assert mean < 0.025
     always = choice.losses(times, lambda product: choice.Tile(128, 128, 2, 1, True))
     assert len(always) > 500 and sum(always.values()) / len(always) > 4 * mean
+
+
+@pytest.mark.slow
+def test_the_model_chooses_as_well_for_models_that_it_was_not_fitted_to() -> None:
+    fitted_to, tested, found, header = fit_tiles.leave_out(0)
+    assert fitted_to > 1000 and tested > 400 and 0.005 < found < header + 0.005
 
 
 def calls_of(function: Any, *given: Any) -> int:

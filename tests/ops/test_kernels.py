@@ -42,8 +42,8 @@ COMPILED = {"torch_compile", "torch_compile_backward", "torch_max_autotune", "to
 # compiled in one case, or in none where each takes 15 seconds, and run as they are written in the rest.
 ALWAYS_COMPILED = {"rmsnorm-torch_compile", "prefill_attention-torch_flex", "decoder-fuse"}
 NEVER_COMPILED = {"decoder-torch_max_autotune"}
-# Those that are compiled again for most shapes, for 5 to 15 seconds. They begin first, because some take minutes, and fewer of
-# their cases are always tested.
+# Kernels that are compiled again for most shapes, for 5 to 15 seconds each. They run first, because some take minutes. The fast
+# tier tests fewer of their cases.
 SLOW_TO_COMPILE = {
     *("prefill_attention-torch_flex", "prefill_attention-triton_flash", "quant_gemm-triton_fused"),
     *("gemm_bias_relu-triton_autotuned", "decode_attention-triton_split"),
@@ -239,7 +239,7 @@ def few_on_gpu(kernel: Kernel, cases: list[ops.Case]) -> list[ops.Case]:
 
 
 def whole_on_gpu(kernel: Kernel, few: list[ops.Case]) -> list[ops.Case]:
-    """Of the fast tier's cases, those that are verified at odd and drawn shapes, too."""
+    """The cases of the fast tier that are verified at odd and drawn shapes, too."""
     return few[: 1 if name(kernel) in SLOW_TO_COMPILE else WHOLE_ON_GPU]
 
 
@@ -320,12 +320,12 @@ def test_gpu_kernel_takes_rows_that_lie_apart(kernel):
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [k for k in ON_GPU if is_mostly_eager(k) or name(k) in SLOW_TO_COMPILE], ids=name)
 def test_gpu_kernel_takes_rows_that_lie_apart_in_all_cases(kernel):
-    """Those that are otherwise not compiled, or tested in few cases."""
+    """Kernels that the fast tier runs as they are written, or in few cases."""
     check_spaced_on_gpu(kernel)
 
 
 def check_spaced_on_gpu(kernel: Kernel, few: int | None = None) -> None:
-    """In all small cases, or in few of them."""
+    """All cases at odd and small shapes, or few of them."""
     device, op = pick("cuda"), ops.get(kernel.op)
     function = build.function(kernel, toolchain.arch_of(capability(device)))
     cases = [

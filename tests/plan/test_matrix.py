@@ -409,8 +409,8 @@ def test_all_kernels_can_be_had_at_drawn_problems_and_functions_only_by_name() -
     assert {"cpu_naive", "torch"} <= set(kernels(matrix.plan(config(draw=Draw(2)), "cpu")))
 
 
-def test_what_is_compiled_anew_for_each_shape_is_timed_at_drawn_problems_only_by_name() -> None:
-    """`torch_flex` takes 14 seconds of each problem, in which the others are timed at three."""
+def test_drawn_sweeps_of_functions_leave_out_kernels_that_compile_for_each_shape() -> None:
+    """`torch_flex` compiles for 14 seconds at each problem. In that time the other kernels are timed at three problems."""
     of = {"op": "prefill_attention", "params": {}, "dtype": "bfloat16"}
     plan = matrix.plan(config(**of, kernel="functions", draw=Draw(5)), "cuda", (9, 0))
     assert {"attention", "torch", "torch_flash"} <= set(kernels(plan)) and "torch_flex" not in kernels(plan)

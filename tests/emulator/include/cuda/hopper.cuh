@@ -339,8 +339,7 @@ void warps_sync() {
   emulator::suspend();
 }
 
-// The registers themselves are the compiler's; of them, only that all warps of a warpgroup ask for as many, and that the block
-// has them.
+// The emulator has no registers. It checks that all warps of a warpgroup request as many, and that the block has enough.
 template <int kRegisters>
 void registers_down() {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256);

@@ -1,0 +1,157 @@
+"""Fits the model by which v18_fitted chooses its tile (minfer/cuda/gemm/fitted_choice.h) to the timings of `choice.py`, and
+checks it on models that it has not seen.
+
+    uv run python benchmarks/fit_tiles.py       # a minute, without a GPU
+
+The 24 models of `minfer/ops/models.csv` are dealt into three parts. The constants are fitted to the layers that no model of a
+part has, and tested at the layers that only its models have. The loss is that of `choice.py`. Beside it stands the loss with
+the header's constants, which were fitted to all products, so that they have seen the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from benchmarks.choice import Product, Tile, Times, chosen, losses, timed
+from minfer.ops import drawn
+
+PARTS, SEED, STEPS = 3, 0, 40
+AT_ONCE = {1: 132, 2: 66, 4: 31, 8: 15}  # clusters of so many blocks that run at once on an H100 or H200
+CYCLES_PER_US = 1755
+# The constants that tiles have in common, as `fitted_us` of the header names them: where the fit begins.
+BEGIN = {
+    "start": 3.6, "memory_start": 6.3, "memory": 3.94, "l2": 11.9, "arrive": 90.0, "of_step": 47.0, "of_tile": 453.0,
+    "of_area": 0.0928, "idle_alone": 0.227, "idle_shared": 0.133, "sums_of_2": 1.485e-4, "sums_of_4": 1.683e-4,
+}  # fmt: skip
+RATES = {False: 1.0, True: 1.05}  # of each tile, below each other and side by side
+
+
+class Rows:
+    """The timings of some products, a row for each product and tile."""
+
+    def __init__(self, times: Times, products: Iterable[Product], tiles: dict[Tile, int]) -> None:
+        self.keys = [(product, tile) for product in products for tile in times[product] if kind(tile) in tiles]
+        self.us = torch.tensor([times[product][tile] for product, tile in self.keys], dtype=torch.float64)
+        best = {product: min(times[product].values()) for product, _ in self.keys}
+        fastest = torch.tensor([best[product] for product, _ in self.keys], dtype=torch.float64)
+        self.weight = torch.where(self.us < 1.25 * fastest, 1.0, 0.3)  # slow tiles are not chosen anyway
+        columns = list(zip(*((*product[:3], *tile) for product, tile in self.keys), strict=True))
+        self.m, self.n, self.k, self.high, self.wide, self.sharing, self.parts, self.beside = (
+            torch.tensor(column, dtype=torch.float64) for column in columns
+        )
+        self.tile = torch.tensor([tiles[kind(tile)] for _, tile in self.keys])
+        self.at_once = torch.tensor([AT_ONCE[tile.sharing * tile.parts] for _, tile in self.keys], dtype=torch.float64)
+
+    def chosen(self, us: Tensor) -> dict[Product, Tile]:
+        """The tiles that take the least time by the model, of those that were timed."""
+        least: dict[Product, tuple[float, Tile]] = {}
+        for (product, tile), expected in zip(self.keys, us.tolist(), strict=True):
+            if product not in least or expected < least[product][0]:
+                least[product] = expected, tile
+        return {product: tile for product, (_, tile) in least.items()}
+
+
+def kind(tile: Tile) -> Tile:
+    """The tile without the parts of k: what has a rate of its own."""
+    return tile._replace(parts=1)
+
+
+def model_us(rows: Rows, common: dict[str, Tensor], rates: Tensor) -> Tensor:
+    """The header's `fitted_us`. `rates` has for each kind the ratio of a step's cycles to those at the full rate of the tensor
+    cores."""
+    beside, sharing, area = rows.beside.bool(), rows.sharing, rows.high * rows.wide
+    group_high, group_wide = (
+        torch.where(beside, rows.high, rows.high * sharing),
+        torch.where(beside, rows.wide * sharing, rows.wide),
+    )
+    tiles = (rows.m / group_high).ceil() * (rows.n / group_wide).ceil()
+    waves, steps = (tiles / rows.at_once).ceil(), ((rows.k / 64).ceil() / rows.parts).ceil()
+    idle = 1 - (tiles / rows.at_once).clamp(max=1)
+    products, arrive = area / 32 * rates[rows.tile], (rows.high + rows.wide) * 128 / common["arrive"]
+    of_idle = torch.where(sharing == 1, common["idle_alone"], common["idle_shared"])
+    step = ((products**4 + arrive**4) ** 0.25 + common["of_step"]) * (1 - of_idle * idle)
+    body = waves * (steps * step + common["of_tile"] + area * common["of_area"]) / CYCLES_PER_US
+    shared = torch.where(beside, rows.high / sharing + rows.wide, rows.high + rows.wide / sharing)
+    of_l2 = tiles * sharing * rows.parts * steps * 128 * shared / (common["l2"] * 1e6)
+    bytes_ = 2 * (rows.m * rows.k + rows.n * rows.k + rows.m * rows.n)
+    memory = bytes_ / (common["memory"] * 1e6) + common["memory_start"]
+    of_sums = torch.where(rows.parts == 2, common["sums_of_2"], common["sums_of_4"]) * area - 0.4
+    return common["start"] + (body**3 + of_l2**3 + memory**3) ** (1 / 3) + torch.where(rows.parts > 1, of_sums, 0.0)
+
+
+def fit(rows: Rows, tiles: dict[Tile, int]) -> tuple[dict[str, Tensor], Tensor]:
+    """The constants in common, and the rates, that make the logarithms of the times near those measured."""
+    begin = [*BEGIN.values(), *(RATES[tile.beside] for tile in tiles)]
+    logs = torch.tensor(begin, dtype=torch.float64).log().requires_grad_()
+
+    def constants() -> tuple[dict[str, Tensor], Tensor]:
+        values = logs.exp()
+        return dict(zip(BEGIN, values[: len(BEGIN)], strict=True)), values[len(BEGIN) :]
+
+    optimiser = torch.optim.LBFGS([logs], max_iter=STEPS, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        error = (model_us(rows, *constants()) / rows.us).log() * rows.weight
+        loss = ((1 + (error / 0.05) ** 2).sqrt() - 1).mean()  # single times that were disturbed weigh little
+        loss.backward()
+        return loss
+
+    optimiser.step(closure)
+    with torch.no_grad():
+        return constants()
+
+
+def layers_of(model: drawn.Model) -> set[tuple[int, int]]:
+    """(n, k) of the linear layers of a model."""
+    attention = model.heads * model.head_dim
+    found = {
+        (attention + 2 * model.kv_heads * model.head_dim, model.hidden),
+        (model.hidden, attention),
+        (model.vocab, model.hidden),
+    }
+    if ffn := model.ffn:
+        found |= {(2 * ffn, model.hidden), (ffn, model.hidden), (model.hidden, ffn)}
+    return found
+
+
+def mean(of: Iterable[float]) -> float:
+    return float(torch.tensor([*of], dtype=torch.float64).mean())
+
+
+def leave_out(part: int) -> tuple[int, int, float, float]:
+    """How many products the constants were fitted to and tested at, with a part of the models left out; and the mean losses
+    there, with these constants and with the header's."""
+    times, choose = timed(), chosen()
+    sizes = {kind(choose(product))[:3] for product in times}  # that the header has, and that are chosen
+    kinds = sorted({kind(tile) for of in times.values() for tile in of if kind(tile)[:3] in sizes})
+    tiles = {tile: number for number, tile in enumerate(kinds)}
+    models = random.Random(SEED).sample(drawn.models(), len(drawn.models()))
+    mine = models[part::PARTS]
+    left_out = set().union(*map(layers_of, mine))
+    others = set().union(*(layers_of(model) for model in models if model not in mine))
+    fitted_to = [product for product in times if (product.n, product.k) not in left_out]
+    tested = {product: of for product, of in times.items() if (product.n, product.k) in left_out - others}
+    constants, rows = fit(Rows(times, fitted_to, tiles), tiles), Rows(times, tested, tiles)
+    found, header = losses(tested, rows.chosen(model_us(rows, *constants)).get), losses(tested, choose)
+    same = found.keys() & header.keys()
+    return len(fitted_to), len(same), mean(found[p] for p in same), mean(header[p] for p in same)
+
+
+def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    ).parse_args()
+    print("products fitted to and tested at; mean loss there in %: with these constants, with the header's")
+    for part in range(PARTS):
+        fitted_to, tested, found, header = leave_out(part)
+        print(f"{fitted_to:6} {tested:6} {100 * found:8.2f} {100 * header:8.2f}")
+
+
+if __name__ == "__main__":
+    main()
