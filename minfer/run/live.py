@@ -23,7 +23,10 @@ from minfer.run import times
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
-LINE_S = 60.0  # between two lines of a log that say how far the run is
+FIRST_S, LINE_S = (
+    5.0,
+    60.0,
+)  # between two lines of a log that say how far the run is: doubled from the first to the last
 BELOW = 8  # lines of a terminal that the table's rows must leave free: for its head, what is below it, and the prompt
 
 Key = tuple[str, str]  # an op and a problem
@@ -155,9 +158,10 @@ def _name(case: Case) -> str:
 
 def follow(console: Console, progress: RunProgress, known: Collection[str] = ()) -> None:
     """Show progress until all jobs are done, or a shard has failed that is not among the known ones. On a terminal, the rows
-    as they come; in a log, a line for each problem whose rows are all there, and at most one a minute on how far the run is."""
+    as they come; in a log, a line for each problem whose rows are all there, and some on how far the run is: soon after the
+    start, then at most one a minute."""
     board, warned, is_first = Board(progress), set[str](), True
-    shown, due = "", 0.0
+    shown, due, gap = "", 0.0, FIRST_S
     with _screen(console, board) as update:
         while True:
             for event in progress.read():
@@ -171,7 +175,7 @@ def follow(console: Console, progress: RunProgress, known: Collection[str] = ())
             line = progress.line().partition(", about")[0] + doing
             if not console.is_terminal and line != shown and (ends or time.monotonic() >= due):
                 console.print(f"{_now()} {progress.line()}{doing}", soft_wrap=True)
-                shown, due = line, time.monotonic() + LINE_S
+                shown, due, gap = line, time.monotonic() + gap, min(LINE_S, 2 * gap)
             for warning in progress.warnings():
                 if warning not in warned:
                     console.print(f"Note: {warning}.", soft_wrap=True)

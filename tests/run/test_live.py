@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,27 @@ def test_in_a_log_a_problem_has_a_line_when_its_rows_are_there_and_progress_one_
     progress = [line for line in lines if line.startswith("shards:")]
     assert len(groups) + len(progress) == len(lines) and 2 <= len(progress) <= 4
     assert progress[0].startswith("shards: ") and progress[-1].endswith("6 of 6 rows")
+
+
+def test_a_log_says_within_seconds_what_is_compiled_and_soon_only_once_a_minute(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run in which each of 300 kernels takes a second to compile."""
+    now, told = 0.0, 0
+
+    def compile_one(seconds: float) -> None:
+        nonlocal now, told
+        now, told = now + 1, told + 1
+        tell(run, [{"event": "build", "kernel": f"v{told}", "number": told, "of": 300}])
+
+    monkeypatch.setattr(live.time, "monotonic", lambda: now)
+    monkeypatch.setattr(live.time, "sleep", compile_one)
+    monkeypatch.setattr(RunProgress, "active", property(lambda self: told < 300))
+    log = Console(record=True, width=160, file=io.StringIO())
+    follow(log, RunProgress(run), known=["0000"])
+    lines = log.export_text().splitlines()
+    numbers = [int(found[1]) for line in lines if (found := re.search(r"compiling (\d+) of 300 kernels", line))]
+    assert numbers == [5, 15, 35, 75, 135, 195, 255]
 
 
 @pytest.mark.parametrize(
