@@ -1,7 +1,7 @@
 """Fits the model by which v18_fitted chooses its tile (minfer/cuda/gemm/fitted_choice.h) to the timings of `choice.py`, and
 checks it on models that it has not seen.
 
-    uv run python benchmarks/fit_tiles.py       # a minute, without a GPU
+    uv run python benchmarks/fit_tiles.py       # some 20 seconds, without a GPU
 
 The 24 models of `minfer/ops/models.csv` are dealt into three parts. The constants are fitted to the layers that no model of a
 part has, and tested at the layers that only its models have. The loss is that of `choice.py`. Beside it stands the loss with
@@ -107,19 +107,6 @@ def fit(rows: Rows, tiles: dict[Tile, int]) -> tuple[dict[str, Tensor], Tensor]:
         return constants()
 
 
-def layers_of(model: drawn.Model) -> set[tuple[int, int]]:
-    """(n, k) of the linear layers of a model."""
-    attention = model.heads * model.head_dim
-    found = {
-        (attention + 2 * model.kv_heads * model.head_dim, model.hidden),
-        (model.hidden, attention),
-        (model.vocab, model.hidden),
-    }
-    if ffn := model.ffn:
-        found |= {(2 * ffn, model.hidden), (ffn, model.hidden), (model.hidden, ffn)}
-    return found
-
-
 def mean(of: Iterable[float]) -> float:
     return float(torch.tensor([*of], dtype=torch.float64).mean())
 
@@ -133,8 +120,8 @@ def leave_out(part: int) -> tuple[int, int, float, float]:
     tiles = {tile: number for number, tile in enumerate(kinds)}
     models = random.Random(SEED).sample(drawn.models(), len(drawn.models()))
     mine = models[part::PARTS]
-    left_out = set().union(*map(layers_of, mine))
-    others = set().union(*(layers_of(model) for model in models if model not in mine))
+    left_out = set().union(*map(drawn.linear_layers, mine))
+    others = set().union(*(drawn.linear_layers(model) for model in models if model not in mine))
     fitted_to = [product for product in times if (product.n, product.k) not in left_out]
     tested = {product: of for product, of in times.items() if (product.n, product.k) in left_out - others}
     constants, rows = fit(Rows(times, fitted_to, tiles), tiles), Rows(times, tested, tiles)

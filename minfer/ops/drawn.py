@@ -128,15 +128,19 @@ def problems(name: str, draw: Draw, count: int, seed: int, device: str) -> list[
 # How the problems of our ops are drawn.
 
 
-def _layer(source: Source) -> tuple[int, int, int]:
-    """(M, N, K) of a linear layer: q, k and v as one, the output of attention, gate and up as one, up, down, or logits."""
-    model = source.model
+def linear_layers(model: Model) -> list[tuple[int, int]]:
+    """(N, K) of the linear layers: q, k and v as one, the output of attention, gate and up as one, up, down; logits last."""
     attention = model.heads * model.head_dim
     layers = [(attention + 2 * model.kv_heads * model.head_dim, model.hidden), (model.hidden, attention)]
     if ffn := model.ffn:
         layers += [(2 * ffn, model.hidden), (ffn, model.hidden), (model.hidden, ffn)]
-    logits = model.vocab, model.hidden
-    n, k = source.rng.choice([*layers, logits])
+    return [*layers, (model.vocab, model.hidden)]
+
+
+def _layer(source: Source) -> tuple[int, int, int]:
+    """(M, N, K) of a linear layer."""
+    layers = linear_layers(source.model)
+    (n, k), logits = source.rng.choice(layers), layers[-1]
     return source.tokens(min(MOST_LOGITS, source.most_tokens) if (n, k) == logits else None), n, k
 
 

@@ -52,7 +52,6 @@ class Kernel:
     root: Path = PACKAGE  # the folder `minfer` whose headers it includes; another one for another revision's kernel
     composes: tuple[str, ...] = ()  # the ops whose functions it calls; empty for backend "function": its own op's
     modules: tuple[Path, ...] = ()  # the files that call them
-    compiles_each_shape: bool = False  # for many seconds: drawn sweeps with kernel=functions leave it out
     against: str = ""  # the kernel that its ratios are against; empty: the op's baseline
     # What `minfer.functional.best` has to know of it.
     least_measured: str = ""  # an axis: the kernel is not chosen where it is shorter than in all of its measurements

@@ -73,18 +73,13 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
             choose("set of counters", name, SETS)
         choose("profiler.ncu.clock_control", ncu.clock_control, ("none", "base"))
     wanted = _names("kernel", config.kernel)
-    kernels, left_out = _choose_kernels(op, wanted, device, static is not None)
+    without = op.drawn_without if config.draw.problems and wanted == ["functions"] else ()
+    kernels, left_out = _choose_kernels(op, wanted, device, static is not None, without)
     if config.beside and (config.beside not in kernels or not config.untrusted):
         raise UserError(
             f"beside={config.beside} needs untrusted=true, and {config.beside} among the kernels of the request; add what is"
             " missing"
         )
-    if config.draw.problems and wanted == ["functions"]:
-        slow = {name for name in kernels if op.kernels[name].compiles_each_shape}
-        left_out |= dict.fromkeys(
-            slow, "is compiled anew for each shape, for many seconds; to time it, name it in kernel="
-        )
-        kernels = [name for name in kernels if name not in slow]
     problems = _draw(op, config, device) if config.draw.problems else _chosen_problems(op, config, device)
     cases = [op.case(kernel, of.dtype, of.shape, of.params) for of, kernel in itertools.product(problems, kernels)]
     if wanted in (["all"], ["functions"]):  # leave out kernels for other parameters without an error
@@ -149,11 +144,14 @@ def _chosen_problems(op: Op, config: Config, device: str) -> list[Problem]:
     return [Problem(dtype, shape, of) for dtype, of, shape in itertools.product(dtypes, params, shapes)]
 
 
-def _choose_kernels(op: Op, wanted: list[str], device: str, static: bool) -> tuple[list[str], dict[str, str]]:
+def _choose_kernels(
+    op: Op, wanted: list[str], device: str, static: bool, without: tuple[str, ...]
+) -> tuple[list[str], dict[str, str]]:
     """The kernels to run, and why others are not run. "all" are all except minfer's functions; "functions" are these functions,
     and the implementations that are not minfer's. A kernel that was asked for by name must be able to run.
 
-    `static`: CUDA kernels stay in, because their machine code can be read where they cannot run."""
+    `static`: CUDA kernels stay in, because their machine code can be read where they cannot run. Those of `without` are left
+    out."""
     everything = wanted in (["all"], ["functions"])
     backends = ("torch", "function") if wanted == ["functions"] else ("torch", "cuda", "triton", "cpp")
     ladder = [name for name, kernel in op.kernels.items() if kernel.backend in backends]
@@ -166,6 +164,8 @@ def _choose_kernels(op: Op, wanted: list[str], device: str, static: bool) -> tup
     for name in chosen:
         if (why := op.kernels[name].elsewhere(device)) and not (static and _is_readable(op.kernels[name])):
             left_out[name] = why
+        elif name in without:
+            left_out[name] = "compiles for many seconds at each shape; to time it, name it in kernel="
     if left_out and not everything:
         name, why = next(iter(left_out.items()))
         here = [kernel.name for kernel in op.kernels.values() if device in kernel.devices]

@@ -23,10 +23,8 @@ from minfer.run import times
 from minfer.run.progress import RunProgress
 
 POLL_S = 0.2
-FIRST_S, LINE_S = (
-    5.0,
-    60.0,
-)  # between two lines of a log that say how far the run is: doubled from the first to the last
+FIRST_S = 5.0  # from the first to the second line of a log that say how far the run is; doubled each time
+LINE_S = 60.0  # but at most this
 BELOW = 8  # lines of a terminal that the table's rows must leave free: for its head, what is below it, and the prompt
 
 Key = tuple[str, str]  # an op and a problem

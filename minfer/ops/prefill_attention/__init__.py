@@ -448,4 +448,4 @@ op.function(
     returns=(0,),
     params={"layout": ("padded",), "lengths": ("full",), "lse": ("no",)},
 )
-op.draws("prompts")
+op.draws("prompts", without=("torch_flex",))

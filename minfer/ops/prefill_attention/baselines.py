@@ -309,13 +309,7 @@ def register(op: Op) -> None:
     ):
         op.peer(name, by_backend(backend), "torch.nn.attention", returns=(0,), params=backend_of, requires=requires)
     op.peer(
-        "torch_flex",
-        flex,
-        "torch.nn.attention.flex_attention",
-        returns=(0,),
-        params=whole,
-        requires=without_empty_rows,
-        compiles_each_shape=True,
+        "torch_flex", flex, "torch.nn.attention.flex_attention", returns=(0,), params=whole, requires=without_empty_rows
     )
     op.peer(
         "flash_attn_4",
