@@ -191,7 +191,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"to_both": ("(1 << kSharing) - 1 << rank - side", "1 << rank")},
         "wait for ever at an mbarrier",
     ),
-    "the first weight in place of the second": ("gated_unit-v07_fitted", {"map_of_two": ""}, WRONG),
+    "the first weight in place of the second": (
+        "gated_unit-v07_fitted",
+        {"map_of_b": ("(Of::kTwo ? second : fewer_columns) ? maps.b_other : maps.b", "maps.b")},
+        WRONG,
+    ),
+    "rows outside of A copied where they are not expected": (
+        "hgemm-v18_fitted",
+        {"map_of_last_rows": ("rows.size == Of::kM ? maps.a : maps.a_last", "maps.a")},
+        "wait for ever at an mbarrier",
+    ),
     "sums gated the other way round": (
         "gated_unit-v07_fitted",
         {"gate": ("gated(h1 + first[i], h2 + second[i], silu)", "gated(h2 + second[i], h1 + first[i], silu)")},

@@ -90,9 +90,9 @@ def test_a_kernel_with_a_model_of_its_own_is_preferred_where_nothing_was_measure
     assert chosen(33, 4096, 4104) == chosen(100, 28672, 1024) == "v17_one_wave"
     assert chosen(100, 34000, 4096) == "v18_fitted"  # v17 would have a second wave
     assert chosen(100, 2048, 8192) == chosen(64, 2048, 8192) == "v18_fitted"  # it divides k
-    assert chosen(32, 2048, 8192) == chosen(100, 4104, 8192) == "v17_one_wave"
+    assert chosen(32, 2048, 8192) == chosen(100, 4104, 4096) == "v17_one_wave"
     assert (
-        chosen(128, 4096, 4096) != "v18_fitted" and chosen(512, 8448, 4096) != "v18_fitted"
+        chosen(64, 4096, 4096) != "v18_fitted" and chosen(512, 8448, 4096) != "v18_fitted"
     )  # whole waves of large tiles
     assert chosen(300, 4096, 4096, capability=(8, 9)) != "v18_fitted" != chosen(300, 4096, 4096, capability=None)
     times = {"v14_small": 8.0, "v18_fitted": 9.0}

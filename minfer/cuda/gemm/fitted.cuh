@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/cluster.cuh"
+#include "cuda/elect.cuh"
 #include "cuda/gemm/fitted_anywhere.cuh"
 #include "cuda/named_barrier.cuh"
 #include "cuda/wgmma_by_columns.cuh"
@@ -10,6 +11,17 @@
 namespace minfer {
 
 constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
+
+// The rows of A, or in TN the columns of B, of a tile that are inside of the matrix, rounded up to a multiple of 8. They are
+// copied in `pieces` pieces. If `size` is an odd multiple of 8, two pieces have eight in common. Nothing else of a tile is
+// copied: TMA takes longer for a row outside of the matrix than for one inside.
+struct Inside {
+  int size, pieces, piece;
+
+  __host__ __device__ constexpr Inside(int count, int pieces)
+      : size((count + 7) / 8 * 8), pieces(pieces), piece((size / pieces + 7) / 8 * 8) {}
+  __host__ __device__ constexpr int begin(int number) const { return number * piece < size - piece ? number * piece : size - piece; }
+};
 
 // Tiles of kM rows and kN columns of the product. One warpgroup multiplies tiles of 64 columns, three those of 192 columns and
 // up to 192 rows (with more, threads would have too few registers), and two all others. They divide the columns if each gets a
@@ -30,7 +42,7 @@ struct Fitted {
   static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : kN == 192 && kM <= 192 ? 3 : 2;
   static constexpr int kWriters = kConsumers * 128, kThreads = kWriters + 128;
   static constexpr int kColumns = kTwo ? kN / 2 : kN;  // of the product
-  static_assert(kSharing == 1 || kSharing == 2);
+  static_assert(kSharing == 1 || kSharing == 2 || kSharing == 4);
   static_assert(!kPlain || (kAnywhere && kLayout == Layout::NN));
   static_assert(!kTwo || (kN % 128 == 0 && !kAnywhere));
   static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % ((kTwo ? 128 : 64) * kConsumers) == 0;
@@ -40,9 +52,6 @@ struct Fitted {
   // A stage in shared memory has 64 values of k, of the columns of B and of the rows of A, in the 128-byte swizzle. B is stored
   // as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
   static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
-  // Rows of A are copied in kSharing pieces. If kM is an odd multiple of 8, two pieces have eight rows in common.
-  static constexpr int kPiece = (kM / kSharing + 7) / 8 * 8;
-  static constexpr int kCopiedBytes = ((kPlain ? 0 : kB) + kSharing * kPiece * kBlockK) * sizeof(T);
   // Boxes of a warpgroup: it writes one while the other is still read. Three warpgroups have one each, so that more stages fit.
   static constexpr int kBoxes = kConsumers == 3 ? 1 : 2;
   static_assert(!kAnywhere || kBoxes == 2);
@@ -55,39 +64,32 @@ struct Fitted {
   static constexpr int kDown = (kHigh + kBoxRows - 1) / kBoxRows, kLast = kHigh - kBoxRows;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
-  // These start the copies of one piece, 0 or 1, of B or of A. `load(box, x, y, second)` calls one of TMA's
-  // functions, and supplies the other arguments. second: whether from the second B.
-  template <typename Load>
-  __device__ static void load_b(T* stage, int col, int k, int piece, Load load) {
-    if constexpr (kTN && kTwo) {
-      constexpr int kSlabs = kN / 64 / kSharing;
+  // These start the copies of one piece of B or of A. An operand that is shared has kSharing pieces, one for each block of the
+  // group, and one that is not shared has one. `load(box, x, y, second)` calls one of TMA's functions, and supplies the other
+  // arguments. second: whether from the second B. In slabs of 64 columns, a piece of B has all columns and some of the steps
+  // in k; with two Bs in TN, it has some of the slabs.
+  static constexpr bool kSlabs = !kTN || kTwo;
+  template <int kPieces, typename Load>
+  __device__ static void load_b(T* stage, int col, int k, Inside cols, int piece, Load load) {
+    if constexpr (kSlabs) {
+      constexpr int kAtOnce = kN / 64 / (kTN ? kPieces : 1), kSteps = kTN ? 0 : kBlockK / kPieces;
 #pragma unroll
-      for (int slab = piece * kSlabs; slab < (piece + 1) * kSlabs; ++slab)
-        load(stage + slab * kSlab, k, col + slab / 2 * 64, slab % 2);
-    } else if constexpr (kTN) {
-      load(stage + piece * (kB / kSharing), k, col + piece * (kN / kSharing), false);
-    } else {
-#pragma unroll
-      for (int slab = 0; slab < kN / 64; ++slab)
-        load(stage + slab * kSlab + piece * (kSlab / kSharing), col + (kTwo ? slab / 2 : slab) * 64,
-             k + piece * (kBlockK / kSharing), kTwo && slab % 2);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int slab = kTN ? piece * kAtOnce + i : i, of = (kTwo ? slab / 2 : slab) * 64;
+        T* box = stage + slab * kSlab + piece * kSteps * 64;
+        const int x = k + piece * kSteps, y = col + of;
+        if (of < cols.size) load(box, kTN ? x : y, kTN ? y : x, kTwo && slab % 2);
+      }
+    } else if (cols.size > 0) {
+      load(stage + cols.begin(piece) * kBlockK, k, col + cols.begin(piece), false);
     }
   }
-  template <typename Load>
-  __device__ static void load_a(T* stage, int row, int k, int piece, Load load) {
-    const int down = piece * (kM - kPiece);
-    load(stage + kB + down * kBlockK, k, row + down);
-  }
-  // All pieces.
-  template <typename Load>
-  __device__ static void load_all_of_b(T* stage, int col, int k, Load load) {
-#pragma unroll
-    for (int piece = 0; piece < kSharing; ++piece) load_b(stage, col, k, piece, load);
+  __device__ static int bytes_of_b(Inside cols) {
+    return sizeof(T) * (kSlabs ? (cols.size + 63) / 64 * (kTwo ? 2 : 1) * kSlab : cols.pieces * cols.piece * kBlockK);
   }
   template <typename Load>
-  __device__ static void load_all_of_a(T* stage, int row, int k, Load load) {
-#pragma unroll
-    for (int piece = 0; piece < kSharing; ++piece) load_a(stage, row, k, piece, load);
+  __device__ static void load_a(T* stage, int row, int k, Inside rows, int piece, Load load) {
+    if (rows.size > 0) load(stage + kB + rows.begin(piece) * kBlockK, k, row + rows.begin(piece));
   }
 };
 
@@ -107,16 +109,14 @@ struct AsItIs {
   __device__ float operator()(float sum, bool /*second*/) const { return sum; }
 };
 
-// The tensor maps of a product with a second B.
-struct MapsOfTwo : Maps {
-  TensorMap b2;
+// `a_last` copies the last rows of A, in smaller boxes. `b_other` copies the second B or, with one B, the last columns in TN.
+struct FittedMaps : Maps {
+  TensorMap a_last, b_other;
 };
-template <typename Of>
-using MapsFor = std::conditional_t<Of::kTwo, MapsOfTwo, Maps>;
 
 template <typename Of, typename Finish, typename Problem>
 __global__ void __launch_bounds__(Of::kThreads, 1)
-    multiply(const __grid_constant__ MapsFor<Of> maps, Problem g, Division division) {
+    multiply(const __grid_constant__ FittedMaps maps, Problem g, Division division) {
   using T = typename Of::T;
   constexpr int kSharing = Of::kSharing, kConsumers = Of::kConsumers, kWriters = Of::kWriters;
   constexpr bool kMovesRegisters = kConsumers > 1 && !Of::kPlain;
@@ -128,9 +128,8 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Of::kStages; ++stage)
       barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, kSharing * kConsumers * 4);
-    tma_prefetch(maps.a);
-    if (!Of::kPlain) tma_prefetch(maps.b);
-    if constexpr (Of::kTwo) tma_prefetch(maps.b2);
+    tma_prefetch(maps.a), tma_prefetch(maps.a_last);
+    if (!Of::kPlain) tma_prefetch(maps.b), tma_prefetch(maps.b_other);
     if (!Of::kAnywhere) tma_prefetch(maps.c);
   }
   barrier_init_fence();
@@ -141,11 +140,13 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   const bool beside = division.beside;
   const int all = (g.k + kBlockK - 1) / kBlockK, begin = all * part >> halvings, end = all * (part + 1) >> halvings;
   const int high = beside ? Of::kM : Of::kM * kSharing, wide = beside ? Of::kColumns * kSharing : Of::kColumns;
-  const int clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
+  const int tiles = division.down * division.across, clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
+  // If all tiles run at once, they are numbered row by row: the L2 is then read less (seen where blocks share rows of A).
+  const int group = tiles <= clusters ? 1 : max(1, kTwice / high);
   const auto for_tiles = [&](auto f) {
     bool backwards = false;  // true for every other tile: it then begins with operands that the L2 still has
-    for (int tile = blockIdx.x / blocks; tile < division.down * division.across; tile += clusters, backwards = !backwards) {
-      const int2 place = grouped(max(1, kTwice / high), tile, division.down, division.across);
+    for (int tile = blockIdx.x / blocks; tile < tiles; tile += clusters, backwards = !backwards) {
+      const int2 place = grouped(group, tile, division.down, division.across);
       f(place.x * high + (beside ? 0 : side * Of::kM), place.y * wide + (beside ? side * Of::kColumns : 0), backwards);
     }
   };
@@ -153,33 +154,39 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   Ring<Of::kStages> ring;
   if (warpgroup == kConsumers) {
     if constexpr (kMovesRegisters) registers_down<40>();
-    for_tiles([&](int row, int col, bool backwards) {
+    const bool issues = Of::kPlain ? threadIdx.x == kConsumers * 128 : elected(kConsumers * 4);
+    if (Of::kPlain || issues) for_tiles([&](int row, int col, bool backwards) {
+      const Inside rows(max(0, min(Of::kM, g.m - row)), beside ? kSharing : 1);
+      const Inside cols(max(0, min(Of::kColumns, g.n - col)), beside ? 1 : kSharing);
+      const TensorMap& map_a = rows.size == Of::kM ? maps.a : maps.a_last;  //@ map_of_last_rows
+      const bool fewer_columns = !Of::kSlabs && cols.size < Of::kN;
+      const int bytes = rows.pieces * rows.piece * kBlockK * sizeof(T) + (Of::kPlain ? 0 : Of::bytes_of_b(cols));
 #pragma unroll 1  // not unrolled: a cold kernel loads its instructions from memory
-      for (int step = begin; step < end && (Of::kPlain || threadIdx.x == kConsumers * 128); ++step, ring.advance()) {
+      for (int step = begin; step < end; ++step, ring.advance()) {
         barrier_wait(empty + ring.stage, ring.parity ^ 1);
         T* stage = stages + ring.stage * Of::kElements;
         uint64_t* filled = full + ring.stage;
         const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, all_sharing = (1 << kSharing) - 1 << rank - side;  //@ to_both
-        const auto own_a = [&](T* box, int x, int y) { tma_load(box, maps.a, filled, x, y); };
-        const auto map_of = [&](bool second) -> const TensorMap& {
-          if constexpr (Of::kTwo) return second ? maps.b2 : maps.b;  //@ map_of_two
-          return maps.b;
+        const auto own_a = [&](T* box, int x, int y) { tma_load(box, map_a, filled, x, y); };
+        const auto map_b = [&](bool second) -> const TensorMap& {
+          return (Of::kTwo ? second : fewer_columns) ? maps.b_other : maps.b;  //@ map_of_b
         };
-        const auto own_b = [&](T* box, int x, int y, bool second) { tma_load(box, map_of(second), filled, x, y); };
-        const auto shared_a = [&](T* box, int x, int y) { tma_load_multicast(box, maps.a, filled, x, y, all_sharing); };
+        const auto own_b = [&](T* box, int x, int y, bool second) { tma_load(box, map_b(second), filled, x, y); };
+        const auto shared_a = [&](T* box, int x, int y) { tma_load_multicast(box, map_a, filled, x, y, all_sharing); };
         const auto shared_b = [&](T* box, int x, int y, bool second) {
-          tma_load_multicast(box, map_of(second), filled, x, y, all_sharing);
+          tma_load_multicast(box, map_b(second), filled, x, y, all_sharing);
         };
-        if (threadIdx.x == kConsumers * 128) {
-          barrier_expect(filled, Of::kCopiedBytes);
+        if (issues) {
+          barrier_expect(filled, bytes);
           if constexpr (kSharing == 1) {
-            Of::load_all_of_a(stage, row, k, own_a), Of::load_all_of_b(stage, col, k, own_b);
+            Of::load_a(stage, row, k, rows, 0, own_a);
+            if constexpr (!Of::kPlain) Of::template load_b<1>(stage, col, k, cols, 0, own_b);
           } else if (Of::kAnywhere || beside) {
-            Of::load_a(stage, row, k, side, shared_a);
-            if constexpr (!Of::kPlain) Of::load_all_of_b(stage, col, k, own_b);
+            Of::load_a(stage, row, k, rows, side, shared_a);
+            if constexpr (!Of::kPlain) Of::template load_b<1>(stage, col, k, cols, 0, own_b);
           } else {
-            Of::load_b(stage, col, k, side, shared_b);
-            Of::load_all_of_a(stage, row, k, own_a);
+            Of::template load_b<kSharing>(stage, col, k, cols, side, shared_b);
+            Of::load_a(stage, row, k, rows, 0, own_a);
           }
         }
         if constexpr (Of::kPlain) {
@@ -206,6 +213,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
 
     // The warps of a warpgroup together store a box: 32 rows from `row` on, and all 64 columns from `col` on.
     const auto store = [&](const float(&x)[Of::kAtOnce], const Finish& finish, int row, int col) {
+      if (row >= g.m || col >= g.n) return;
       T* box = mine + stored++ % Of::kBoxes * kBox;
       if constexpr (!Of::kAnywhere) {
         if (threadIdx.x % 128 == 0) tma_store_wait<Of::kBoxes - 1>();  //@ box_read
@@ -333,15 +341,22 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   STD_TORCH_CHECK(g.k > 0, "hgemm: k must not be 0");
   STD_TORCH_CHECK(g.alpha == 1.0f && g.beta == 0.0f, "hgemm: this kernel takes alpha 1 and beta 0, got ", g.alpha, " and ",
                   g.beta);
-  MapsFor<Of> maps;
-  const auto map_b = [&](TensorMap& map, const T* b, int64_t ld) {
-    return make_tensor_map(map, b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, ld,
-                           !Of::kTN ? kBlockK / kSharing : kTwo ? 64 : kN / kSharing, 64);
+  FittedMaps maps;
+  const int of_a = beside ? kSharing : 1, of_b = beside ? 1 : kSharing;  // pieces
+  const auto map_a = [&](TensorMap& map, Inside rows) {
+    return make_tensor_map(map, g.a, g.m, g.k, g.lda, rows.piece, kBlockK);
   };
-  bool mapped = Of::kPlain || map_b(maps.b, g.b, g.ldb);
-  if constexpr (kTwo) mapped = mapped && map_b(maps.b2, g.w2, g.ldw2);
-  STD_TORCH_CHECK(mapped && make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, Of::kPiece, kBlockK) &&
-                      (kAnywhere || make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, kBoxRows, 64)),
+  const auto map_b = [&](TensorMap& map, const T* b, int64_t ld, Inside cols) {
+    return make_tensor_map(map, b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, ld,
+                           !Of::kTN ? kBlockK / of_b : kTwo ? 64 : cols.piece, 64);
+  };
+  bool mapped = map_a(maps.a, Inside(kM, of_a)) && (Of::kPlain || map_b(maps.b, g.b, g.ldb, Inside(kN, of_b)));
+  maps.a_last = maps.a, maps.b_other = maps.b;
+  const Inside rows(g.m % kM, of_a), cols(g.n % kN, of_b);  // of the last tiles, 0 if these are as large as the others
+  if (rows.size % kM != 0) mapped = mapped && map_a(maps.a_last, rows);
+  if constexpr (kTwo) mapped = mapped && map_b(maps.b_other, g.w2, g.ldw2, Inside(kN, of_b));
+  else if (!Of::kSlabs && cols.size % kN != 0) mapped = mapped && map_b(maps.b_other, g.b, g.ldb, cols);
+  STD_TORCH_CHECK(mapped && (kAnywhere || make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, kBoxRows, 64)),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
   const int64_t down = ceil_div(g.m, beside ? kM : kM * kSharing),

@@ -16,18 +16,17 @@ struct FittedTile {
   double below, beside;
 };
 
-// Two lists: tiles for 129 rows or more, and all tiles. The second adds tiles for fewer rows, and tiles that seldom win.
+// Two lists: tiles for 129 rows or more, and all tiles.
 #define MINFER_TILES_OF_MANY_ROWS(F) \
-  F(80, 64, 2, 1.04, 1.68) F(112, 64, 2, 1.06, 1.53) F(80, 128, 2, 1.06, 1.41) F(104, 128, 2, 0.98, 1.11) \
-  F(112, 128, 2, 0.93, 1.05) F(128, 128, 2, 0.93, 1.01) F(144, 128, 2, 0.97, 1.03) F(160, 128, 2, 0.99, 1.02) \
-  F(176, 128, 2, 1.00, 1.04) F(200, 128, 2, 1.03, 1.06) F(208, 128, 2, 1.02, 1.05) F(104, 192, 2, 1.00, 1.05) \
-  F(128, 192, 2, 0.98, 1.00) F(144, 192, 2, 1.01, 1.02) F(192, 192, 2, 1.04, 1.05) F(112, 256, 2, 1.08, 1.05) \
-  F(120, 256, 2, 1.07, 1.05) F(136, 256, 2, 1.08, 1.06) F(160, 256, 2, 1.08, 1.06)
+  F(112, 64, 1, 1.05, 1.05) F(160, 64, 1, 0.98, 0.98) F(96, 128, 2, 0.89, 0.99) F(112, 128, 2, 0.92, 0.99) \
+  F(128, 128, 2, 0.94, 0.99) F(144, 128, 2, 0.98, 1.01) F(160, 128, 2, 1.00, 1.03) F(176, 128, 2, 1.02, 1.04) \
+  F(192, 128, 2, 1.02, 1.04) F(208, 128, 2, 1.04, 1.06) F(80, 192, 2, 0.96, 1.06) F(112, 192, 2, 1.04, 1.03) \
+  F(128, 192, 2, 1.03, 1.03) F(144, 192, 2, 1.05, 1.05) F(160, 192, 2, 1.07, 1.08) F(192, 192, 2, 1.09, 1.08) \
+  F(112, 256, 2, 1.10, 1.09) F(128, 256, 2, 1.09, 1.08) F(144, 256, 2, 1.11, 1.10) F(160, 256, 2, 1.10, 1.09)
 #define MINFER_FITTED_TILES(F) \
-  MINFER_TILES_OF_MANY_ROWS(F) F(64, 64, 1, 1.15, 1.15) F(80, 64, 1, 1.17, 1.17) F(64, 128, 1, 1.31, 1.31) \
-  F(96, 128, 1, 1.09, 1.09) F(96, 128, 2, 0.95, 1.11) F(224, 128, 2, 1.03, 1.06) F(88, 192, 2, 1.05, 1.12) \
-  F(160, 192, 2, 1.03, 1.04) F(224, 192, 2, 1.08, 1.09) F(128, 256, 2, 1.06, 1.05) F(144, 256, 2, 1.08, 1.06) \
-  F(152, 256, 2, 1.08, 1.07)
+  MINFER_TILES_OF_MANY_ROWS(F) F(64, 64, 1, 1.34, 1.34) F(80, 64, 1, 1.17, 1.17) F(96, 64, 1, 1.10, 1.10) \
+  F(64, 64, 2, 1.05, 1.41) F(128, 64, 2, 0.33, 0.99) F(64, 128, 1, 1.31, 1.31) F(80, 128, 2, 0.88, 1.08) \
+  F(104, 128, 2, 0.92, 1.03) F(64, 192, 2, 0.99, 1.14) F(176, 192, 2, 1.09, 1.08)
 
 #define MINFER_FITTED_TILE(...) {__VA_ARGS__},
 constexpr FittedTile kTilesOfManyRows[] = {MINFER_TILES_OF_MANY_ROWS(MINFER_FITTED_TILE)};
@@ -50,23 +49,22 @@ struct FittedChoice {
 inline double square(double x) { return x * x; }
 inline double cube(double x) { return x * x * x; }
 
-// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. Fitted to 90,000 cold
-// timings of 940 random products of 24 models, with 33 to 2500 rows, on an H200, in bfloat16 and both layouts. As a test it was
-// fitted to two thirds of the layers. For the others its choice was 0.5 to 1.5 % slower than the best tile, by the range of M.
+// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. Fitted to 81,000 cold
+// timings of 913 random products of 24 models, with 33 to 4096 rows, on an H200, in bfloat16 and both layouts.
 inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters, int m, int64_t n, int k,
                         bool tn) {
   const int64_t waves = (tiles + clusters - 1) / clusters, steps = ((k + 63) / 64 + parts - 1) / parts;
   const double high = tile.rows, wide = tile.cols, area = high * wide, idle = 1 - std::min(1.0, double(tiles) / clusters);
   // A step has 64 multiply-adds for each element; a multiprocessor does 2048 of them in a cycle. Its operands arrive meanwhile.
-  const double products = area / 32 * (beside ? tile.beside : tile.below), arrive = (high + wide) * 128 / 90;
-  const double step = (std::sqrt(std::sqrt(square(square(products)) + square(square(arrive)))) + 47) * (tn ? 1 : 0.99) *
-                      (1 - (tile.sharing == 1 ? 0.227 : 0.133) * idle);
-  const double body = waves * (steps * step + 453 + area * 0.0928) / 1755;
+  const double products = area / 32 * (beside ? tile.beside : tile.below), arrive = (high + wide) * 128 / 104.6;
+  const double step = (std::sqrt(std::sqrt(square(square(products)) + square(square(arrive)))) + 76.6) * (tn ? 1 : 0.988) *
+                      (1 - (tile.sharing == 1 ? 0.224 : 0.047) * idle);
+  const double body = waves * (steps * step + 959 + area * 0.0472) / 1755;
   const double shared = beside ? high / tile.sharing + wide : high + wide / tile.sharing;
-  const double of_l2 = double(tiles) * tile.sharing * parts * steps * 128 * shared / 11.9e6;
-  const double memory = 2.0 * (double(m) * k + double(n) * k + double(m) * n) / 3.94e6 + 6.3;
-  const double sums = parts == 1 ? 0 : parts == 2 ? area * 1.485e-4 - 0.37 : area * 1.683e-4 - 0.44;  // of parts, added up
-  return 3.6 + std::cbrt(cube(body) + cube(of_l2) + cube(memory)) + sums;
+  const double of_l2 = double(tiles) * tile.sharing * parts * steps * 128 * shared / 14.2e6;
+  const double memory = 2.0 * (double(m) * k + double(n) * k + double(m) * n) / 4.05e6 + 5.9;
+  const double sums = parts == 1 ? 0 : area * (parts == 2 ? 1.456e-4 : 1.752e-4) - 0.4;  // of parts, added up
+  return 4.04 + std::cbrt(cube(body) + cube(of_l2) + cube(memory)) + sums;
 }
 
 // The choice among these tiles for a product. `at_once` is how many clusters of 1, 2, 4 and 8 blocks run at once on the device.

@@ -1,0 +1,211 @@
+"""Times tiles of hgemm's v18_fitted (minfer/cuda/gemm/fitted.cuh) at products of public models, on an H100 or H200.
+
+    uv run python benchmarks/tile_times.py --seconds 120       # writes benchmarks/results/, after a minute of compiling
+
+Each tile is compiled alone. Products have 33 to 4096 rows, in bfloat16 and both layouts; N and K are layers of the 24 models
+of `minfer/ops/models.csv`. At each product `torch` and all tiles are timed cold (256 MiB are written before each call), in a
+new order in each round. A time is the median of the rounds, in microseconds. Tiles that a model of the time expects to take
+more than 1.6 times as long as the fastest are left out. A tile whose result is wrong ends the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks import rows
+from benchmarks.choice import Product, Tile
+from minfer.bench.device import pick
+from minfer.build import toolchain
+from minfer.ops import drawn
+
+ROOT = Path(__file__).resolve().parents[1]
+AT_ONCE = {1: 132, 2: 66, 4: 31, 8: 15}  # clusters of so many blocks that run at once
+ROUNDS, FLUSHED = 7, 256 << 20
+SLOW = 1.6
+
+
+class Size(NamedTuple):
+    rows: int
+    cols: int
+    sharing: int
+
+
+SIZES = [
+    *(Size(high, 64, sharing) for high in (64, 80, 96, 112, 128, 144, 160) for sharing in (1, 2)),
+    *(Size(high, 128, 1) for high in (64, 80, 96, 112, 128, 160)),
+    *(Size(high, 128, 2) for high in (64, 80, 96, 104, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)),
+    *(Size(high, 192, 2) for high in (64, 80, 96, 112, 128, 144, 160, 176, 192)),
+    *(Size(high, 256, 2) for high in (80, 96, 112, 128, 144, 160)),
+]
+SOURCE = """#include <cstdio>
+#include "cuda/gemm/fitted.cuh"
+using namespace minfer;
+extern "C" int run_tile(int tn, int parts, int beside, int m, int n, int k, void* c, const void* a, const void* b,
+                        void* stream) {{
+  using T = __nv_bfloat16;
+  const int64_t ldb = tn ? k : n;
+  const Gemm<T> g{{(T*)c, (const T*)a, (const T*)b, m, n, k, k, ldb, n, tn ? Layout::TN : Layout::NN, 1.0f, 0.0f,
+                  (cudaStream_t)stream}};
+  try {{
+    tn ? launch_fitted<{0}, {1}, Layout::TN, false, AsItIs, false, {2}>(g, parts, beside)
+       : launch_fitted<{0}, {1}, Layout::NN, false, AsItIs, false, {2}>(g, parts, beside);
+    return cudaGetLastError();
+  }} catch (const std::exception& error) {{
+    std::fprintf(stderr, "%s\\n", error.what());
+    return -1;
+  }}
+}}
+"""
+Run = Callable[..., int]
+
+
+def compile_tile(folder: Path, size: Size) -> Run:
+    """Raises CalledProcessError with what nvcc printed."""
+    home, of_torch = toolchain.toolkit(), Path(torch.__file__).parent
+    library = folder / f"tile_{size.rows}_{size.cols}_{size.sharing}.so"
+    if library.exists():
+        return ctypes.CDLL(str(library)).run_tile
+    source = library.with_suffix(".cu")
+    source.write_text(SOURCE.format(*size))
+    flags = [*toolchain.NVCC_FLAGS, "-DMINFER_SM=90", "-gencode=arch=compute_90a,code=sm_90a", "-shared"]
+    flags += ["-Xcompiler=-fPIC", "-cudart=none", f"-I{ROOT / 'minfer'}", f"-I{ROOT / 'minfer' / 'ops'}"]
+    flags += [f"-I{of_torch / 'include'}", f"-L{of_torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10"]
+    flags += [f"-L{home}/lib64", f"-L{home}/lib", f"-l:libcudart.so.{str(torch.version.cuda).split('.')[0]}"]
+    subprocess.run([f"{home}/bin/nvcc", *flags, source, "-o", library], check=True, capture_output=True, text=True)
+    return ctypes.CDLL(str(library)).run_tile
+
+
+def blocks_of(product: Product, tile: Tile) -> tuple[int, int]:
+    """How many groups of blocks a product has, and their size with all parts of k."""
+    high = tile.rows * (1 if tile.beside else tile.sharing)
+    wide = tile.cols * (tile.sharing if tile.beside else 1)
+    return math.ceil(product.m / high) * math.ceil(product.n / wide), tile.sharing * tile.parts
+
+
+def expected_us(product: Product, tile: Tile) -> float:
+    """A rough time, to leave out tiles that are slow."""
+    groups, size = blocks_of(product, tile)
+    step = ((tile.rows * tile.cols / 32) ** 4 + ((tile.rows + tile.cols) * 128 / 90) ** 4) ** 0.25 + 47
+    body = math.ceil(groups / AT_ONCE[size]) * (math.ceil(product.k / 64 / tile.parts) * step + 1000) / 1755
+    memory = 2 * (product.m * product.k + product.n * product.k + product.m * product.n) / 3.5e6 + 6
+    return 3.6 + (body**3 + memory**3) ** (1 / 3)
+
+
+def tiles_for(product: Product) -> list[Tile]:
+    """The tiles, and divisions of k, that are timed."""
+    found = {}
+    for rows_, cols, sharing in SIZES:
+        if rows_ > 64 and rows_ >= 2 * product.m:
+            continue
+        for beside in (False, True)[: 1 if sharing == 1 else 2]:
+            for parts in (1, 2, 4):
+                tile = Tile(rows_, cols, sharing, parts, beside)
+                groups, size = blocks_of(product, tile)
+                if size not in AT_ONCE or (parts > 1 and (groups > AT_ONCE[size] or product.k < parts * 256)):
+                    continue
+                if not beside and sharing > 1 and product.m <= (sharing - 1) * rows_:
+                    continue  # some blocks would have nothing to do
+                found[tile] = expected_us(product, tile)
+    least = min(found.values())
+    return [tile for tile, us in found.items() if us <= SLOW * least]
+
+
+def products(seed: int) -> Iterator[Product]:
+    source, models = random.Random(seed), drawn.models()
+    while True:
+        n, k = source.choice(drawn.linear_layers(source.choice(models))[:-1])
+        if min(n, k) >= 512 and n % 8 == k % 8 == 0:
+            m = round(math.exp(source.uniform(math.log(33), math.log(4096))))
+            yield Product(m, n, k, source.choice(["TN", "NN"]))
+
+
+def time_product(product: Product, runs: dict[Size, Run], flushed: torch.Tensor) -> list[dict[str, Any]]:
+    m, n, k, layout = product
+    device, tn = flushed.device, layout == "TN"
+    a = torch.randn(m, k, device=device).to(torch.bfloat16)
+    b = torch.randn(*((n, k) if tn else (k, n)), device=device).to(torch.bfloat16)
+    c, expected = (torch.empty(m, n, device=device, dtype=torch.bfloat16) for _ in range(2))
+    right = b.t() if tn else b
+    calls: dict[Tile | None, Callable[[], object]] = {None: lambda: torch.mm(a, right, out=expected)}
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (c, a, b)]
+    for of in tiles_for(product):
+        calls[of] = partial(runs[Size(*of[:3])], int(tn), of.parts, int(of.beside), m, n, k, *pointers, stream)
+    calls[None]()
+    tolerance = 0.02 * float(expected.float().std())
+    for tile, call in calls.items():
+        if tile is None:
+            continue
+        c.fill_(math.nan)
+        status = call()
+        error = float((c.float() - expected.float()).abs().max())
+        if status != 0 or not error <= tolerance + 2**-7 * float(expected.float().abs().max()):
+            sys.exit(f"tile_times.py: {tile} at {product} is wrong: status {status}, error {error}")
+    events: dict[Tile | None, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {tile: [] for tile in calls}
+    order = [*calls]
+    for _ in range(ROUNDS):
+        random.shuffle(order)
+        for tile in order:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flushed.zero_()
+            begin.record()
+            calls[tile]()
+            end.record()
+            events[tile].append((begin, end))
+    torch.cuda.synchronize()
+    medians = {tile: statistics.median(1000 * x.elapsed_time(y) for x, y in of) for tile, of in events.items()}
+    about = product._asdict()
+    return [
+        {**about, "kernel": "torch" if tile is None else "tile", **(tile._asdict() if tile else {}), "us": us}
+        for tile, us in medians.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--seconds", type=float, default=120, help="how long to time, compiling apart")
+    parser.add_argument("--seed", type=int, default=100, help="of the products")
+    parser.add_argument("--folder", type=Path, help="keeps the compiled tiles, for a next run")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("tile_times.py needs a CUDA GPU, and this machine has none")
+    device = pick("cuda")
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as pool:
+        folder = arguments.folder or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        # Libraries of an earlier run in this folder are used again.
+        try:
+            runs = dict(zip(SIZES, pool.map(partial(compile_tile, folder), SIZES), strict=True))
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"tile_times.py: nvcc failed: {error.stderr}")
+        flushed, found, begin = torch.empty(FLUSHED, dtype=torch.uint8, device=device), [], time.monotonic()
+        for number, product in enumerate(products(arguments.seed)):
+            if time.monotonic() - begin > arguments.seconds:
+                break
+            found += time_product(product, runs, flushed)
+            if number % 50 == 0:
+                print(f"{number} products after {time.monotonic() - begin:.0f} s", flush=True)
+    if found:
+        rows.write("tiles", found, device)
+
+
+if __name__ == "__main__":
+    main()
