@@ -1,15 +1,14 @@
 """Computes how much slower the tile that v18_fitted chooses is than the fastest tile. Its cold times on an H200 are in
-`benchmarks/results/tiles-nvidia-h200.parquet`: 73 sizes of tiles, 8 to 70 variants at each of 1,880 products. These are 940
-that were drawn from the layers of 24 models, in bfloat16, each TN and NN. The constants of the model
-(minfer/cuda/gemm/fitted_choice.h) were fitted to them, but for the rates of six sizes with 192 columns.
+`benchmarks/results/tiles-nvidia-h200.parquet`, from `tile_times.py`: 50 sizes of tiles at 499 products, which were drawn from
+the layers of 24 models, in bfloat16, TN and NN. The constants of the model (minfer/cuda/gemm/fitted_choice.h) had been fitted
+before, to other products.
 
     uv run python benchmarks/choice.py                                                  # needs no GPU
     uv run --with nvidia-matmul-heuristics==0.1.0.27 python benchmarks/choice.py        # NVIDIA's model beside it
 
-The loss of a choice is its time over the fastest tile's, minus one. Each time is the median of nine runs, in a new order of the
-tiles each time. The least of forty such medians is biased low, so losses are overstated. NVIDIA's model rates only tiles whose
-sides are multiples of 64. We let it choose among those in which at most two blocks share an operand, as in v18_fitted. The
-second group of its lines is against the fastest of these.
+The loss of a choice is its time over the fastest tile's, minus one. Each time is the median of seven runs, in a new order of
+the tiles each time. The least of seventy such medians is biased low, so losses are overstated. NVIDIA's model rates only tiles
+whose sides are multiples of 64. The second group of its lines is against the fastest of these.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from minfer.ops import Kernel
 HERE = Path(__file__).resolve().parent
 TIMES = HERE / "results" / "tiles-nvidia-h200.parquet"
 SOURCE = Kernel("hgemm", "choice", "cpp", HERE / "choice.cpp")
-RANGES = ((33, 128), (129, 256), (257, 512), (513, 1024), (1025, 2500), (33, 2500))  # of m
+RANGES = ((33, 128), (129, 256), (257, 512), (513, 1024), (1025, 4096), (33, 4096))  # of m
 
 
 class Tile(NamedTuple):

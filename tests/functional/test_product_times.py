@@ -56,20 +56,20 @@ def test_a_choice_by_models_says_their_times() -> None:
 
 
 def test_the_tile_that_the_model_chooses_is_near_the_fastest_one() -> None:
-    """The mean loss is below 2.5 %; always 128 x 128 loses over four times as much."""
+    """The mean loss is below 1.5 %; always 128 x 128 loses over ten times as much."""
     times = choice.timed()
     losses = choice.losses(times, choice.chosen())
-    assert len(times) == 1880 and len(losses) > 1600 and min(losses.values()) == 0
+    assert len(times) == 499 and len(losses) > 480 and min(losses.values()) == 0
     mean = sum(losses.values()) / len(losses)
-    assert mean < 0.025
+    assert mean < 0.015
     always = choice.losses(times, lambda product: choice.Tile(128, 128, 2, 1, True))
-    assert len(always) > 500 and sum(always.values()) / len(always) > 4 * mean
+    assert len(always) > 300 and sum(always.values()) / len(always) > 10 * mean
 
 
 @pytest.mark.slow
 def test_the_model_chooses_as_well_for_models_that_it_was_not_fitted_to() -> None:
     fitted_to, tested, found, header = fit_tiles.leave_out(0)
-    assert fitted_to > 1000 and tested > 400 and 0.005 < found < header + 0.005
+    assert fitted_to > 250 and tested > 90 and 0.005 < found < header + 0.005
 
 
 def calls_of(function: Any, *given: Any) -> int:
@@ -144,7 +144,7 @@ def test_a_product_of_few_rows_reads_an_unaligned_b_in_place() -> None:
     of = {m: product_times.fastest(m, 49155, 4096, False) for m in (1, 16, 61, 65, 300)}
     assert of == dict.fromkeys((1, 16, 61), "v20_any_columns") | dict.fromkeys((65, 300), "v18_fitted")
     assert product_times.fastest(16, 49155, 4096, True) == "v18_fitted"
-    assert product_times.fastest(16, 49160, 4096, False) == "v17_one_wave"
+    assert preferred.one_wave({"m": 32, "n": 49160, "k": 4096}, {"layout": "NN"})
     shape, params = {"m": 16, "n": 49155, "k": 4100}, {"layout": "NN"}
     assert preferred.any_columns(shape, params) and not preferred.fitted(shape, params)
     assert not preferred.any_columns(shape, {"layout": "TN"}) and preferred.fitted(shape, {"layout": "TN"})

@@ -49,7 +49,7 @@ struct FittedChoice {
 inline double square(double x) { return x * x; }
 inline double cube(double x) { return x * x * x; }
 
-// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. Fitted to 81,000 cold
+// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. Fitted to 64,000 cold
 // timings of 913 random products of 24 models, with 33 to 4096 rows, on an H200, in bfloat16 and both layouts.
 inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters, int m, int64_t n, int k,
                         bool tn) {

@@ -3,7 +3,8 @@
 // become 512. Here the rows of A are the columns of wgmma, so a tile may have any multiple of 8 of them; the 64 rows of wgmma
 // are columns of B, of which there are many. So for nearly every M some tile fills a wave, and a model of the time chooses the
 // tile (cuda/gemm/fitted_choice.h). With up to 256 rows and few columns it takes tiles of 64 columns: wider ones would leave SMs
-// idle, and each busy SM would fetch more bytes. Two blocks share an operand, but for four of the tiles. If there are fewer
+// idle, and each busy SM would fetch more bytes. Two blocks share an operand, but for six of the tiles. Nothing outside of the
+// matrix is copied, because TMA takes longer for a row outside than for one inside. If there are fewer
 // tiles than SMs, the blocks of a cluster divide k and add their sums through each other's shared memory: no scratch memory, no
 // counters, and the same bits each time.
 // Rows of the product, and of B in NN, may start anywhere: tiles of their own serve them (fitted_anywhere.cuh).
