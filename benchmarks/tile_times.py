@@ -3,9 +3,10 @@
     uv run python benchmarks/tile_times.py --seconds 120       # writes benchmarks/results/, after a minute of compiling
 
 Each tile is compiled alone. Products have 33 to 4096 rows, in bfloat16 and both layouts; N and K are layers of the 24 models
-of `minfer/ops/models.csv`. At each product `torch` and all tiles are timed cold (256 MiB are written before each call), in a
-new order in each round. A time is the median of the rounds, in microseconds. Tiles that a model of the time expects to take
-more than 1.6 times as long as the fastest are left out. A tile whose result is wrong ends the program.
+of `minfer/ops/models.csv`. At each product `torch` and the tiles of `tiles_for` are timed cold (256 MiB are written before each
+call), in a new order in each round. A time is the median of the rounds, in microseconds. `tiles_for` leaves out tiles of which
+whole blocks would lie outside of the product, and those that `expected_us`, a rough model, puts over 1.6 times the fastest.
+A tile whose result is wrong ends the program.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from minfer.build import toolchain
 from minfer.ops import drawn
 
 ROOT = Path(__file__).resolve().parents[1]
-AT_ONCE = {1: 132, 2: 66, 4: 31, 8: 15}  # clusters of so many blocks that run at once
+AT_ONCE = {1: 132, 2: 66, 4: 31, 8: 15}  # clusters of so many blocks that run at once, as the driver said on an H200
 ROUNDS, FLUSHED = 7, 256 << 20
 SLOW = 1.6
 

@@ -12,9 +12,10 @@ namespace minfer {
 
 constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
 
-// The rows of A, or in TN the columns of B, of a tile that are inside of the matrix, rounded up to a multiple of 8. They are
-// copied in `pieces` pieces. If `size` is an odd multiple of 8, two pieces have eight in common. Nothing else of a tile is
-// copied: TMA takes longer for a row outside of the matrix than for one inside.
+// The rows of A, or the columns of B, of a tile that are inside of the matrix, rounded up to a multiple of 8. Only they are
+// copied, because TMA takes longer for a row outside of the matrix than for one inside. (In slabs, B is copied in whole slabs of
+// 64 columns.) They are copied in `pieces` pieces, each of a multiple of 8 rows, so neighbouring pieces may overlap. Both copies
+// then write the same numbers.
 struct Inside {
   int size, pieces, piece;
 
@@ -66,8 +67,8 @@ struct Fitted {
 
   // These start the copies of one piece of B or of A. An operand that is shared has kSharing pieces, one for each block of the
   // group, and one that is not shared has one. `load(box, x, y, second)` calls one of TMA's functions, and supplies the other
-  // arguments. second: whether from the second B. In slabs of 64 columns, a piece of B has all columns and some of the steps
-  // in k; with two Bs in TN, it has some of the slabs.
+  // arguments. second: whether from the second B. In slabs of 64 columns, a piece of B has all columns and a part of the
+  // 64 values of k; with two Bs in TN, it has some of the slabs.
   static constexpr bool kSlabs = !kTN || kTwo;
   template <int kPieces, typename Load>
   __device__ static void load_b(T* stage, int col, int k, Inside cols, int piece, Load load) {

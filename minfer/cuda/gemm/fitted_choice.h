@@ -16,7 +16,7 @@ struct FittedTile {
   double below, beside;
 };
 
-// Two lists: tiles for 129 rows or more, and all tiles.
+// Two lists: tiles for 129 rows or more, for kernels that would take long to compile with all tiles; and all tiles.
 #define MINFER_TILES_OF_MANY_ROWS(F) \
   F(112, 64, 1, 1.05, 1.05) F(160, 64, 1, 0.98, 0.98) F(96, 128, 2, 0.89, 0.99) F(112, 128, 2, 0.92, 0.99) \
   F(128, 128, 2, 0.94, 0.99) F(144, 128, 2, 0.98, 1.01) F(160, 128, 2, 1.00, 1.03) F(176, 128, 2, 1.02, 1.04) \

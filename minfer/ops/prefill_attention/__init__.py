@@ -254,8 +254,8 @@ def attend(
     Kernels that multiply with tensor cores round each p to `dtype`, relatively by h; in float16 by 2^-25 of the largest p where
     it is subnormal. These errors are independent of each other, but for equal scores, whose part of p v has random signs
     then: 6 standard deviations, 6 sqrt(sum (h p v)^2), and h |out| for what all p have in common.
-    A kernel may take exponentials of up to 2^40 relative to a row's base, and the factor that scales its sums when the base
-    moves is 0 below 2^-126. So it may lose keys whose p is less than 2^-86 of the largest: n 2^-86 max |v| in all."""
+    A kernel may let exponentials grow to 2^40 before it moves a row's base. The factor for its sums is then 0 if it is below
+    2^-126. So it may lose keys whose p is less than 2^-126 2^40 = 2^-86 of the largest. That adds at most n 2^-86 max |v|."""
     heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
     group, queries, n, scale = heads // kv_heads, q.shape[0], k.shape[0], scale or dim**-0.5
     q = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)  # (kv_heads, group * queries, dim)
