@@ -78,47 +78,6 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     "bytes not waited for": ("prefill_attention-v12_fp8", {"bytes_arrived": ""}, WRONG),
     "tiles widened while a warp multiplies them": ("prefill_attention-v12_fp8", {"tiles_multiplied": ""}, WRONG),
     "tiles multiplied before they are whole": ("prefill_attention-v12_fp8", {"bytes_widened": ""}, WRONG),
-    "in place: scores without the scale of keys": (
-        "prefill_attention-v13_fp8_in_place",
-        {"scale_of_keys": ("p.scales[0]", "p.scales[1]")},
-        WRONG,
-    ),
-    "in place: values not scaled": ("prefill_attention-v13_fp8_in_place", {"scale_of_values": ""}, WRONG),
-    "in place: all keys of a row of a thread in the page of the block's first": (
-        "prefill_attention-v13_fp8_in_place",
-        {"page_of_key": ("p.place_of(w.number, key)", "p.place_of(w.number, key - row - i * kRowsAtOnce)")},
-        WRONG,
-    ),
-    "in place: the table read behind the last page": (
-        "prefill_attention-v13_fp8_in_place",
-        {"no_key": ""},
-        "outside (the )?operand",
-    ),
-    "in place: keys of the block before": (
-        "prefill_attention-v13_fp8_in_place",
-        {"next_places": ("block - 2", "block - 1")},
-        WRONG,
-    ),
-    "in place: numbers not in the swizzle": (
-        "prefill_attention-v13_fp8_in_place",
-        {"chunk_of_piece": ("(col / 8 + which ^ row % 8)", "(col / 8 + which)")},
-        WRONG,
-    ),
-    "in place: bytes not waited for": (
-        "prefill_attention-v13_fp8_in_place",
-        {"own_bytes_arrived": ""},
-        "ends while its cp.async are in flight",
-    ),
-    "in place: a block given to wgmma while threads widen it": (
-        "prefill_attention-v13_fp8_in_place",
-        {"all_widened": ""},
-        "changed while wgmma read it",
-    ),
-    "in place: a tile read before it is taken": (
-        "prefill_attention-v13_fp8_in_place",
-        {"work_written": ""},
-        "wait for ever",
-    ),
     "values as far apart as longer keys": (
         "prefill_attention-v05_pingpong",
         {"values_of_stage": ("Tile::kV", "Tile::kK")},
