@@ -8,8 +8,7 @@
 
 The loss of a choice is its time over the fastest tile's, minus one. Each time is the median of seven runs, in a new order of
 the tiles each time. The least of seventy such medians is biased low, so losses are overstated. NVIDIA's model rates only tiles
-whose sides are multiples of 64. Its second group of lines
-compares with the fastest of those.
+whose sides are multiples of 64. The last lines compare its choice with the fastest of these tiles.
 """
 
 from __future__ import annotations

@@ -31,12 +31,12 @@ import torch
 
 from benchmarks import rows
 from benchmarks.choice import Product, Tile
+from benchmarks.fit_tiles import AT_ONCE
 from minfer.bench.device import pick
 from minfer.build import toolchain
-from minfer.ops import drawn
+from minfer.ops import Kernel, drawn
 
 ROOT = Path(__file__).resolve().parents[1]
-AT_ONCE = {1: 132, 2: 66, 4: 31, 8: 15}  # clusters of so many blocks that run at once, as the driver said on an H200
 ROUNDS, FLUSHED = 7, 256 << 20
 SLOW = 1.6
 
@@ -84,7 +84,7 @@ def compile_tile(folder: Path, size: Size) -> Run:
         return ctypes.CDLL(str(library)).run_tile
     source = library.with_suffix(".cu")
     source.write_text(SOURCE.format(*size))
-    flags = [*toolchain.NVCC_FLAGS, "-DMINFER_SM=90", "-gencode=arch=compute_90a,code=sm_90a", "-shared"]
+    flags = [*toolchain.flags_of(Kernel("hgemm", library.stem, "cuda", source), "sm_90a"), "-shared"]
     flags += ["-Xcompiler=-fPIC", "-cudart=none", f"-I{ROOT / 'minfer'}", f"-I{ROOT / 'minfer' / 'ops'}"]
     flags += [f"-I{of_torch / 'include'}", f"-L{of_torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10"]
     flags += [f"-L{home}/lib64", f"-L{home}/lib", f"-l:libcudart.so.{str(torch.version.cuda).split('.')[0]}"]
@@ -184,15 +184,18 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=120, help="how long to time, compiling apart")
     parser.add_argument("--seed", type=int, default=100, help="of the products")
-    parser.add_argument("--folder", type=Path, help="keeps the compiled tiles, for a next run")
+    parser.add_argument("--folder", type=Path, help="keeps the compiled tiles, and uses those of an earlier run")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("tile_times.py needs a CUDA GPU, and this machine has none")
     device = pick("cuda")
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        sys.exit(f"tile_times.py needs an H100 or H200, and this GPU is {torch.cuda.get_device_name(device)}")
+    if toolchain.toolkit() is None:
+        sys.exit("tile_times.py needs a CUDA toolkit that fits this PyTorch, and found none; set CUDA_HOME to one")
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as pool:
         folder = arguments.folder or Path(temporary)
-        folder.mkdir(exist_ok=True)
-        # Libraries of an earlier run in this folder are used again.
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             runs = dict(zip(SIZES, pool.map(partial(compile_tile, folder), SIZES), strict=True))
         except subprocess.CalledProcessError as error:

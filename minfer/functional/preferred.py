@@ -13,13 +13,15 @@ from minfer.functional.product_times import MULTIPROCESSORS, explained, fastest,
 from minfer.ops.quantised import INT4
 
 SHORT = 512  # the rules say nothing of products with a smaller n or k
+FEW_ROWS = 32  # up to these `one_wave` asks no model: that of v18_fitted was fitted to 33 rows and more
 BY_MODELS = {"one_wave", "row_pairs", "fitted", "stream_k", "any_columns"}
 HOPPER_ONLY = {"int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_prompts_of_wide_heads"}
 
 
 def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
     """What a rule decides by: the models' times, or the rule's name."""
-    if rule in BY_MODELS and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
+    asks = rule in BY_MODELS and not (rule == "one_wave" and shape["m"] <= FEW_ROWS)
+    if asks and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
         return f"by models of the times: {times}"
     if rule in ("fp8_even_tiles", "fp8_large_tiles"):
         both = zip(
@@ -37,7 +39,7 @@ def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     m, n, k = shape["m"], shape["n"], shape["k"]
     if not 16 < m <= 128 or min(n, k) < SHORT or n % 8 != 0:
         return False
-    return m <= 32 or fastest(m, n, k, params["layout"] == "TN") == "v17_one_wave"
+    return m <= FEW_ROWS or fastest(m, n, k, params["layout"] == "TN") == "v17_one_wave"
 
 
 def row_pairs(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

@@ -14,7 +14,7 @@ from minfer.bench.errors import run_reference
 from minfer.bench.operands import Operands
 from minfer.bench.verify import WrongResult, verify
 from minfer.functional import best
-from minfer.ops.prefill_attention import SCALES, attend, baselines
+from minfer.ops.prefill_attention import SCALES, baselines
 from tests.functional.test_attention import CPU, DIMS, OP, case_of, definition, int32, near, only, random
 from tests.functional.test_attention_pages import KEYS, QUERIES, SCALARS, in_pages
 from tests.tiers import mostly_slow
@@ -229,19 +229,3 @@ def test_fp8_gives_what_the_same_numbers_in_half_precision_give_at_sizes_of_a_gp
         wanted = attention(q, *wide, **side_by_side, **scalars).cpu().double()
         for caches, about in (((k_cache, v_cache), paged), ((k, v), side_by_side)):
             near(attention(q, *(x.to(device) for x in caches), scales=scales, **about, **scalars).cpu(), wanted)
-
-
-def test_a_weight_that_underflows_may_be_lost():
-    """A key has a weight of 1 and values of 0. The next one, which counts for all of the result, has a weight of 2^-100."""
-    q = torch.ones(1, 1, 64, dtype=torch.float64)
-    k = torch.zeros(2, 1, 64, dtype=torch.float64)
-    k[0] = 100 * math.log(2) / 8
-    v = torch.stack((torch.zeros(1, 64), torch.ones(1, 64))).double()
-    seen = torch.ones(1, 2, dtype=torch.bool)
-    out, bound, *_ = attend(q, k, v, seen, 0.0, torch.bfloat16)
-    assert torch.allclose(out, torch.tensor(2.0**-100, dtype=torch.float64), rtol=1e-6, atol=0)
-    assert (out.abs() < bound).all() and (bound < 1e-24).all()
-    _, bound, *_ = attend(q, k * 0.3, v, seen, 0.0, torch.bfloat16)  # 2^-30 must not be lost
-    assert (bound < 0.1 * 2.0**-30).all()
-    _, bound, *_ = attend(q, k, v, ~seen, 0.0, torch.bfloat16)
-    assert (bound == 0).all()

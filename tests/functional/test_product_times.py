@@ -144,7 +144,9 @@ def test_a_product_of_few_rows_reads_an_unaligned_b_in_place() -> None:
     of = {m: product_times.fastest(m, 49155, 4096, False) for m in (1, 16, 61, 65, 300)}
     assert of == dict.fromkeys((1, 16, 61), "v20_any_columns") | dict.fromkeys((65, 300), "v18_fitted")
     assert product_times.fastest(16, 49155, 4096, True) == "v18_fitted"
-    assert preferred.one_wave({"m": 32, "n": 49160, "k": 4096}, {"layout": "NN"})
+    few, layout = {"m": 32, "n": 49160, "k": 4096}, {"layout": "NN"}
+    assert preferred.one_wave(few, layout) and "by a rule" in preferred.why("one_wave", few, layout)
+    assert "by models" in preferred.why("one_wave", few | {"m": 33}, layout)
     shape, params = {"m": 16, "n": 49155, "k": 4100}, {"layout": "NN"}
     assert preferred.any_columns(shape, params) and not preferred.fitted(shape, params)
     assert not preferred.any_columns(shape, {"layout": "TN"}) and preferred.fitted(shape, {"layout": "TN"})

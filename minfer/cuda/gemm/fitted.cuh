@@ -21,7 +21,7 @@ struct Inside {
 
   __host__ __device__ constexpr Inside(int count, int pieces)
       : size((count + 7) / 8 * 8), pieces(pieces), piece((size / pieces + 7) / 8 * 8) {}
-  __host__ __device__ constexpr int begin(int number) const { return number * piece < size - piece ? number * piece : size - piece; }
+  __host__ __device__ constexpr int begin(int number) const { return number * (size - piece); }  // of one or two pieces
 };
 
 // Tiles of kM rows and kN columns of the product. One warpgroup multiplies tiles of 64 columns, three those of 192 columns and
@@ -43,7 +43,7 @@ struct Fitted {
   static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : kN == 192 && kM <= 192 ? 3 : 2;
   static constexpr int kWriters = kConsumers * 128, kThreads = kWriters + 128;
   static constexpr int kColumns = kTwo ? kN / 2 : kN;  // of the product
-  static_assert(kSharing == 1 || kSharing == 2 || kSharing == 4);
+  static_assert(kSharing == 1 || kSharing == 2);
   static_assert(!kPlain || (kAnywhere && kLayout == Layout::NN));
   static_assert(!kTwo || (kN % 128 == 0 && !kAnywhere));
   static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % ((kTwo ? 128 : 64) * kConsumers) == 0;
