@@ -79,7 +79,7 @@ class Op:
     sizes: further shapes for tests: "small" ones that a CPU runs in seconds, "large" ones for a GPU, and "nan" ones of at
         least 2 rows, where a NaN or an infinity in a row of the first input must give a row of the first output alike.
     drawn: how a problem is drawn at random (`draws`); None: no problem can be drawn.
-    drawn_without: the kernels that `kernel=functions` leaves out at drawn problems.
+    drawn_without: the kernels that `kernel=functions` leaves out at drawn problems, and why.
     source: the file that states it, beside which its kernels' files lie; None: the one that makes the `Op`.
     """
 
@@ -101,7 +101,7 @@ class Op:
     sizes: Mapping[str, Sequence[Mapping[str, int]]] = field(default_factory=dict)
     source: Path | None = None
     drawn: DrawProblem | None = None
-    drawn_without: tuple[str, ...] = ()
+    drawn_without: Mapping[str, str] = field(default_factory=dict)
     kernels: dict[str, Kernel] = field(default_factory=dict)
     baselines: list[str] = field(default_factory=list)
 
@@ -173,11 +173,11 @@ class Op:
 
         self._add(Kernel(self.name, name, "function", source, function, **supports))
 
-    def draws(self, draw: str | DrawProblem, *, without: tuple[str, ...] = ()) -> None:
+    def draws(self, draw: str | DrawProblem, *, without: Mapping[str, str] | None = None) -> None:
         """State how problems are drawn at random: the name of a function of `minfer/ops/drawn.py`, or a function like these.
-        `without` names kernels that compile for many seconds at each shape: `kernel=functions` leaves them out there."""
+        `kernel=functions` leaves out the kernels of `without` there; its values complete the sentence "kernel …"."""
         self.drawn = getattr(drawn, draw) if isinstance(draw, str) else draw
-        self.drawn_without = without
+        self.drawn_without = without or {}
 
     def revision(self, name: str, label: str, root: Path, *, against: str = "") -> None:
         """Register a kernel as `name@label`, from the folder `minfer` of another revision, which must register it under that

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +74,7 @@ def _plan_sweep(config: Config, device: str, capability: tuple[int, int] | None)
             choose("set of counters", name, SETS)
         choose("profiler.ncu.clock_control", ncu.clock_control, ("none", "base"))
     wanted = _names("kernel", config.kernel)
-    without = op.drawn_without if config.draw.problems and wanted == ["functions"] else ()
+    without = op.drawn_without if config.draw.problems and wanted == ["functions"] else {}
     kernels, left_out = _choose_kernels(op, wanted, device, static is not None, without)
     if config.beside and (config.beside not in kernels or not config.untrusted):
         raise UserError(
@@ -145,7 +146,7 @@ def _chosen_problems(op: Op, config: Config, device: str) -> list[Problem]:
 
 
 def _choose_kernels(
-    op: Op, wanted: list[str], device: str, static: bool, without: tuple[str, ...]
+    op: Op, wanted: list[str], device: str, static: bool, without: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
     """The kernels to run, and why others are not run. "all" are all except minfer's functions; "functions" are these functions,
     and the implementations that are not minfer's. A kernel that was asked for by name must be able to run.
@@ -165,7 +166,7 @@ def _choose_kernels(
         if (why := op.kernels[name].elsewhere(device)) and not (static and _is_readable(op.kernels[name])):
             left_out[name] = why
         elif name in without:
-            left_out[name] = "compiles for many seconds at each shape; to time it, name it in kernel="
+            left_out[name] = f"{without[name]}; to time it, name it in kernel="
     if left_out and not everything:
         name, why = next(iter(left_out.items()))
         here = [kernel.name for kernel in op.kernels.values() if device in kernel.devices]

@@ -234,4 +234,4 @@ op.function(
     ),
     returns=(0,),
 )
-op.draws("experts")
+op.draws("experts", without={"torch_eager": "launches several kernels for each expert"})
