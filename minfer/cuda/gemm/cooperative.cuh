@@ -2,6 +2,7 @@
 // product. One thread copies, two warpgroups multiply, and they store a finished tile while they multiply the next one.
 #pragma once
 
+#include "cuda/elect.cuh"
 #include "cuda/gemm/warpgroup_tile.cuh"
 
 namespace minfer {

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup_index() == kConsumers) {
     registers_down<40>();
     const int warp = threadIdx.x / 32 - kConsumers * 4;
-    if (threadIdx.x == kConsumers * 128) {  // copies
+    if (elected(kConsumers * 4)) {  // copies
       Pace pace(mail.counters + kPace);
       const auto load = [&](int tile, int begin, int end, bool backwards, bool together = false) {
         stages.load(maps, tiles.origin_of(tile), begin, end, backwards, cluster_rank(),

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   WorkTileScheduler<kBlockM, kBlockN, kCluster, kGroup> scheduler(g);
   if (warpgroup_index() == kConsumers) {
     registers_down<40>();
-    if (threadIdx.x == kConsumers * 128)
+    if (elected(kConsumers * 4))
       for (bool back = false; scheduler.goes_on(); scheduler.advance(1), back = !back)
         stages.load(maps, scheduler.origin(), 0, steps, back, scheduler.rank, [](int) {});
   } else {
