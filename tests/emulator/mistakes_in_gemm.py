@@ -201,6 +201,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"map_of_last_rows": ("rows.size == Of::kM ? maps.a : maps.a_last", "maps.a")},
         "wait for ever at an mbarrier",
     ),
+    "rows outside of A copied to a pair of blocks where they are not expected": (
+        "hgemm-v13_cooperative",
+        {"rows_inside": ("rows == kBlockM ? maps.a : maps.a_last", "maps.a")},
+        "wait for ever at an mbarrier",
+    ),
+    "columns outside of B copied to a pair of blocks where they are not expected": (
+        "hgemm-v13_cooperative",
+        {"columns_inside": ("!kTN || mine >= kPart ? maps.b : maps.b_last", "maps.b")},
+        "wait for ever at an mbarrier",
+    ),
     "sums gated the other way round": (
         "gated_unit-v07_fitted",
         {"gate": ("gated(h1 + first[i], h2 + second[i], silu)", "gated(h2 + second[i], h1 + first[i], silu)")},

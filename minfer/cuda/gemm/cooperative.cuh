@@ -2,6 +2,8 @@
 // product. One thread copies, two warpgroups multiply, and they store a finished tile while they multiply the next one.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/elect.cuh"
 #include "cuda/gemm/warpgroup_tile.cuh"
 
@@ -11,6 +13,28 @@ constexpr int kBlockM = 128, kBlockN = 256, kStages = 4;  // 192 KB
 constexpr int kCluster = 2;                               // blocks, along M
 constexpr int kGroup = 8;  // rows of clusters' tiles, 256 high: with 8 columns of them, 2048x2048 of the product run at once
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kRows = kBlockM / kConsumers;
+
+// `a_last` copies the last rows of A, and `b_last` the last columns of B in TN, in smaller boxes, because TMA takes longer for
+// rows outside of the matrix than for those inside. m and n are the product's.
+struct CooperativeMaps : Maps {
+  TensorMap a_last, b_last;
+  int m, n;
+};
+
+// How many of `most` rows or columns are inside of the matrix if `left` are left of it, rounded up to a multiple of 8.
+__host__ __device__ constexpr int inside(int left, int most) { return (std::max(0, std::min(left, most)) + 7) / 8 * 8; }
+
+template <typename Problem>
+CooperativeMaps make_cooperative_maps(const Problem& g) {
+  constexpr int kPart = kBlockN / kCluster;  // columns that a block copies
+  CooperativeMaps maps{make_maps(g, kBlockM, kPart)};
+  maps.a_last = maps.a, maps.b_last = maps.b, maps.m = g.m, maps.n = g.n;
+  const int rows = inside(g.m % kBlockM, kBlockM), cols = g.layout == Layout::TN ? inside(g.n % kPart, kPart) : 0;
+  STD_TORCH_CHECK((rows % kBlockM == 0 || make_tensor_map(maps.a_last, g.a, g.m, g.k, g.lda, rows, kBlockK)) &&
+                      (cols % kPart == 0 || make_tensor_map(maps.b_last, g.b, g.n, g.k, g.ldb, cols, kBlockK)),
+                  "hgemm: the driver knows no tensor map for the last rows and columns of these operands");
+  return maps;
+}
 
 // The stages in shared memory, with the position of one thread that fills or reads them in turn. The product has type Out.
 template <typename T, Layout kLayout, typename Out = T>
@@ -48,13 +72,33 @@ struct Stages {
 
   // Fills stages with the steps begin to end of a tile, in this order or backwards. Before each step, calls each(number).
   template <typename Each>
-  __device__ void load(const Maps& maps, int2 origin, int begin, int end, bool backwards, int rank, Each each) {
+  __device__ void load(const CooperativeMaps& maps, int2 origin, int begin, int end, bool backwards, int rank, Each each) {
 #pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory
     for (int step = begin; step < end; ++step, ring.advance()) {
       each(step - begin);
       uint64_t* filled = wait_empty();
       const int k = (backwards ? begin + end - 1 - step : step) * kBlockK;
-      Tiles::template load_shared<kCluster>(stage(), maps, filled, origin.x, origin.y, k, rank);
+      load(maps, stage(), filled, origin, k, rank);
+    }
+  }
+
+  // One thread starts the copies of a stage: this block's rows of A and, for both blocks, its part of the columns of B.
+  __device__ static void load(const CooperativeMaps& maps, T* stage, uint64_t* filled, int2 origin, int k, int rank) {
+    constexpr bool kTN = Tiles::kTN;
+    constexpr int kPart = kBlockN / kCluster;
+    const int rows = inside(maps.m - origin.x, kBlockM), cols = inside(maps.n - origin.y, kBlockN);
+    const int from = rank * kPart, mine = cols - from, of_b = kTN ? cols : (cols + 63) / 64 * 64;
+    T* b = stage + Tiles::kA + from * kBlockK;
+    barrier_expect(filled, (rows + of_b) * kBlockK * sizeof(T));
+    if (rows > 0) tma_load(stage, rows == kBlockM ? maps.a : maps.a_last, filled, k, origin.x);  //@ rows_inside
+    const TensorMap& map = !kTN || mine >= kPart ? maps.b : maps.b_last;  //@ columns_inside
+    const auto copy = [&](T* box, int x, int y) { tma_load_multicast(box, map, filled, x, y, (1 << kCluster) - 1); };
+    if constexpr (kTN) {
+      if (mine > 0) copy(b, k, origin.y + from);
+    } else {
+#pragma unroll
+      for (int slab = 0; slab < kPart / 64; ++slab)
+        if (slab * 64 < mine) copy(b + slab * kSlab, origin.y + from + slab * 64, k);
     }
   }
 

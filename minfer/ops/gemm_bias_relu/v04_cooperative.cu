@@ -11,7 +11,7 @@
 namespace minfer {
 
 template <typename T, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ Maps maps, Biased<T> g) {
+__global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ CooperativeMaps maps, Biased<T> g) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Stages<T, kLayout> stages(shared);
   const int steps = (g.k + kBlockK - 1) / kBlockK;
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
 template <Layout kLayout, typename T>
 void launch_layout(const Biased<T>& g) {
   constexpr int kBytes = Stages<T, kLayout>::kBytes;
-  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
+  const CooperativeMaps maps = make_cooperative_maps(g);
   const int clusters = persistent_grid<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, kBytes, g).clusters;
   STD_CUDA_CHECK(launch_clusters(multiply<T, kLayout>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g));
 }

@@ -12,7 +12,7 @@
 namespace minfer {
 
 template <typename T, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ Maps maps, Gemm<T> g) {
+__global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ CooperativeMaps maps, Gemm<T> g) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Stages<T, kLayout> stages(shared);
   const int steps = (g.k + kBlockK - 1) / kBlockK;
@@ -36,7 +36,10 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
 
 template <Layout kLayout, typename T>
 void launch_layout(const Gemm<T>& g) {
-  launch_persistent<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, Stages<T, kLayout>::kBytes, g);
+  constexpr int kBytes = Stages<T, kLayout>::kBytes;
+  const CooperativeMaps maps = make_cooperative_maps(g);
+  const int clusters = persistent_grid<kBlockM, kBlockN, kCluster>(multiply<T, kLayout>, kThreads, kBytes, g).clusters;
+  STD_CUDA_CHECK(launch_clusters(multiply<T, kLayout>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g));
 }
 
 template <typename T>

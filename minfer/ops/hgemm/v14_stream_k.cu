@@ -97,7 +97,7 @@ struct Pace {
 
 template <typename T, Layout kLayout>
 __global__ void __launch_bounds__(kThreads, 1)
-    multiply(const __grid_constant__ Maps maps, Gemm<T> g, const __grid_constant__ Deal deal, Mail mail) {
+    multiply(const __grid_constant__ CooperativeMaps maps, Gemm<T> g, const __grid_constant__ Deal deal, Mail mail) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Stages<T, kLayout> stages(shared);
   const WorkTileScheduler<kBlockM, kBlockN, kCluster, kGroup> tiles(g);
@@ -224,7 +224,7 @@ template <Layout kLayout, typename T>
 void launch_layout(const Gemm<T>& g) {
   constexpr int kBytes = Stages<T, kLayout>::kBytes;
   const auto kernel = multiply<T, kLayout>;
-  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
+  const CooperativeMaps maps = make_cooperative_maps(g);
   const auto [tiles, clusters] = persistent_grid<kBlockM, kBlockN, kCluster>(kernel, kThreads, kBytes, g);
   const Deal deal = deal_out(tiles, clusters, ceil_div(g.k, kBlockK));
   const auto places = scratch_words(int64_t(deal.shared + deal.helpers) * kCluster * kParts * kPart);

@@ -12,7 +12,7 @@
 namespace minfer {
 
 template <typename Out>
-__global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ Maps maps, Scaled<Out> g) {
+__global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ CooperativeMaps maps, Scaled<Out> g) {
   extern __shared__ __align__(1024) unsigned char shared[];
   Stages<E4M3Pair, Layout::TN, Out> stages(shared);
   const int steps = (g.k + kBlockK - 1) / kBlockK;
@@ -43,7 +43,7 @@ template <typename F, typename T>
 void launch(const Product<F, T>& p) {
   const Scaled<T> g = make_scaled(p);
   constexpr int kBytes = Stages<E4M3Pair, Layout::TN, T>::kBytes;
-  const Maps maps = make_maps(g, kBlockM, kBlockN / kCluster);
+  const CooperativeMaps maps = make_cooperative_maps(g);
   const int clusters = persistent_grid<kBlockM, kBlockN, kCluster>(multiply<T>, kThreads, kBytes, g).clusters;
   STD_CUDA_CHECK(launch_clusters(multiply<T>, kCluster, clusters * kCluster, kThreads, kBytes, g.stream, maps, g));
 }
