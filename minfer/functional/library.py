@@ -26,9 +26,7 @@ LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Choices = dict[
-    tuple[str, str, tuple[tuple[str, int], ...]], str
-]  # by op, dtype and shape: the kernel, and why it was chosen
+Choices = dict[tuple[str, str], str]  # by op and `Case.problem`: the kernel, and why it was chosen
 chosen: Choices | None = None  # what was chosen since `note_choices`
 MOST_PROBLEMS = 4096  # most problems whose kernels are remembered, about 1 kB each
 NO_BACKWARD = "has no backward: call it under torch.no_grad(), or with detached tensors"
@@ -220,10 +218,10 @@ def note_choices() -> Choices:
     return chosen
 
 
-def note(op: str, dtype: torch.dtype, shape: Mapping[str, int], what: str) -> None:
+def note(op: str, dtype: torch.dtype, shape: Mapping[str, int], params: Mapping[str, str], what: str) -> None:
     """Note what a function does for a problem of `op` in place of one of its kernels."""
     if chosen is not None:
-        chosen[op, NAMES[dtype], tuple(shape.items())] = what
+        chosen[op, get(op).case("", NAMES[dtype], shape, params).problem] = what
 
 
 def forget() -> None:
@@ -244,7 +242,7 @@ def _kernel(
     if explain or chosen is not None:
         why = best(op, dtype, dict(params), dict(shape), capability, name).why
         if chosen is not None:
-            chosen[op, dtype, shape] = f"{kernel}, {why}"
+            chosen[op, get(op).case("", dtype, dict(shape), dict(params)).problem] = f"{kernel}, {why}"
     if explain:
         problem = " ".join([f"{axis}={size}" for axis, size in shape] + [dtype] + [value for _, value in params])
         print(f"minfer.{op} {problem}: {kernel}, {why}", file=sys.stderr)

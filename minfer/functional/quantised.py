@@ -119,7 +119,7 @@ def _quant_gemm(
     if many and (weights := _temporary(x, shape["n"], k)) is not None:
         library.call("dequant", (weights, *operands), y.dtype, {"n": shape["n"], "k": k}, {"format": format})
         library.call("hgemm", (out, rows, weights.t()), y.dtype, shape, PRODUCT, alpha=1.0, beta=0.0)
-        library.note("quant_gemm", y.dtype, shape, "dequant and matmul, because there are many rows")
+        library.note("quant_gemm", y.dtype, shape, params, "dequant and matmul, because there are many rows")
     else:
         library.call("quant_gemm", (out, rows, *operands, of_x, nothing, nothing), y.dtype, shape, params)
     return y

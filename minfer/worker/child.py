@@ -67,7 +67,7 @@ class Child:
         self.timer = CaseTimer(timing, self.telemetry)
         self.watch = Watch()
         self.triton = TritonTimes()
-        self.choices: dict[Any, str] = {}  # of functions, which choose a kernel for each problem
+        self.choices: dict[tuple[str, str], str] = {}  # of functions, which choose a kernel for each problem
 
     def measure_peaks(self) -> dict[str, float]:
         """The device's peaks, measured before any kernel is loaded; empty if they cannot be measured, and then cases are timed
@@ -148,7 +148,7 @@ class Child:
         row |= {"verified": errors.tried, "verify_s": time.perf_counter() - begin - compiling - tuning}
         row["tune_s"] = tuning or None
         if kernel.backend == "function":
-            row["chosen"] = self.choices.get((op.name, case.dtype, tuple(case.shape.items())))
+            row["chosen"] = self.choices.get((op.name, case.problem))
         row["build_s"] = (compiling or None) if kernel.backend == "triton" else 0.0
         return errors.left_out > 0
 

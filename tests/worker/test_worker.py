@@ -16,6 +16,7 @@ from minfer.bench import RULES, rules_of
 from minfer.bench.timing import Timing
 from minfer.fingerprint import fingerprint
 from minfer.functional import library
+from minfer.functional.best import Choice
 from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.worker import case_timer
@@ -204,3 +205,20 @@ def test_the_row_of_a_function_says_which_kernel_it_chose_and_why(monkeypatch: p
     assert row["status"] in store.MEASURED, row["message"]
     name, _, why = row["chosen"].partition(", ")
     assert ops.get("hgemm").kernels[name].backend == "cpp" and why
+
+
+def test_the_row_of_a_function_says_what_its_own_call_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verification makes other calls at the same shape, after the row's own."""
+    monkeypatch.setattr(library, "chosen", None)
+    monkeypatch.setattr(TritonTimes, "time_autotuner", lambda *about: None)
+    monkeypatch.setattr(library, "best", lambda op, dtype, params, *about: Choice("", params.get("call", "causal")))
+    library.forget()
+    shape = {"batch": 1, "seq_q": 5, "seq_kv": 5, "heads": 2, "kv_heads": 1, "head_dim": 64}
+    timing = Timing(warmup_s=0, looks=[3], least_rounds=3, steady_block_s=0)
+    child = Child("cpu", timing)
+    case = ops.get("prefill_attention").case("attention", "bfloat16", shape)
+    row = derive_columns(case, child.run(case, lambda phase: None), timing, None)
+    assert row["status"] in store.MEASURED, row["message"]
+    assert row["chosen"].endswith(", causal")
+    assert {what.rpartition(", ")[2] for what in child.choices.values()} > {"causal", "full"}
+    library.forget()

@@ -3,7 +3,6 @@
 // shared memory, and the epilogue reuses theirs.
 #pragma once
 
-#include "cuda/elect.cuh"
 #include "cuda/gemm/promoted.cuh"
 #include "cuda/gemm/warpgroup_tile.cuh"
 #include "cuda/scopes.cuh"
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
   };
   const int early = Shape::kEarly ? min(kStages, steps) : 0;
   if (threadIdx.x == 0) tma_prefetch(maps.a), tma_prefetch(maps.b), tma_prefetch(maps.c);
-  if (elected(kProducer / 32)) {
+  if (threadIdx.x == kProducer) {
     for (int stage = 0; stage < kStages; ++stage)
       barrier_init(full + stage, 1), barrier_init(empty + stage, kCluster * Shape::kWarpgroups * 4);
     barrier_init_fence();
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
   kCluster > 1 ? cluster_sync_relaxed() : __syncthreads();  //@ barriers_there
 
   if (threadIdx.x >= kProducer) {
-    if (elected(kProducer / 32))
+    if (threadIdx.x == kProducer)
 #pragma unroll 1
       for (int step = early; step < steps; ++step) {
         barrier_wait(empty + ring.stage, ring.parity ^ 1);

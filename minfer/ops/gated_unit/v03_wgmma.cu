@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   WorkTileScheduler<kBlockM, kY, kCluster, kGroup> scheduler(g);
   if (warpgroup == kConsumers) {
     registers_down<40>();
-    if (elected(kConsumers * 4))
+    if (threadIdx.x == kConsumers * 128)
       for (bool back = false; scheduler.goes_on(); scheduler.advance(1), back = !back) {
         const int2 origin = scheduler.origin();
 #pragma unroll 1  // a cold kernel waits for each of its instructions to come from memory

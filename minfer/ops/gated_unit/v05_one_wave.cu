@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Strip::kThreads, 1)
   };
   const int early = min(kStages, steps);  // copies that begin before the block's threads have met
   if (threadIdx.x == 0) tma_prefetch(maps.a), tma_prefetch(maps.b), tma_prefetch(maps.w2), tma_prefetch(maps.c);
-  if (elected(kProducer / 32)) {
+  if (threadIdx.x == kProducer) {
     for (int stage = 0; stage < kStages; ++stage)
       barrier_init(full + stage, 1), barrier_init(empty + stage, Strip::kWarpgroups * 4);
     barrier_init_fence();
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Strip::kThreads, 1)
   __syncthreads();
 
   if (threadIdx.x >= kProducer) {
-    if (elected(kProducer / 32))
+    if (threadIdx.x == kProducer)
 #pragma unroll 1
       for (int step = early; step < steps; ++step) {
         barrier_wait(empty + ring.stage, ring.parity ^ 1);

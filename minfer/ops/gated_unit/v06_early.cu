@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Strip::kThreads, 1)
   };
   const int early = min(kStages, steps);
   if (threadIdx.x == 0) tma_prefetch(maps.a), tma_prefetch(maps.b), tma_prefetch(maps.w2), tma_prefetch(maps.c);
-  if (elected(kProducer / 32)) {
+  if (threadIdx.x == kProducer) {
     for (int stage = 0; stage < kStages; ++stage)
       barrier_init(full + stage, 1), barrier_init(empty + stage, Strip::kWarpgroups * 4);
     barrier_init_fence();
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(Strip::kThreads, 1)
   __syncthreads();
 
   if (threadIdx.x >= kProducer) {
-    if (elected(kProducer / 32)) {
+    if (threadIdx.x == kProducer) {
       wait_for_previous();
 #pragma unroll 1
       for (int step = 0; step < early; ++step, ring.advance()) load_x(step, step);

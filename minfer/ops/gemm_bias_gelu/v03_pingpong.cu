@@ -6,7 +6,6 @@
 // is a kernel of its own.
 // Measured (H200, float16, TN, m=n=k=8192): 709.1 TFLOP/s cold; 99.8 % of torch.
 #include "gemm_bias_gelu.h"
-#include "cuda/elect.cuh"
 #include "cuda/gemm/biases.cuh"
 
 namespace minfer {
@@ -40,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1) multiply(const __grid_constant__ 
   Ring<kStages> ring;
   if (warpgroup == kConsumers) {
     registers_down<40>();
-    if (elected(kConsumers * 4))
+    if (threadIdx.x == kConsumers * 128)
       for (; scheduler.goes_on(); scheduler.advance(1)) {
         const int2 origin = scheduler.origin();
         for (int step = 0; step < steps; ++step, ring.advance()) {
