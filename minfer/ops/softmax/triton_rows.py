@@ -1,8 +1,7 @@
-"""triton_rows: a program keeps rows of up to 16384 in registers, several of up to 256, and goes over longer ones twice.
+"""triton_rows: one program a row, which keeps rows of up to 16384 in registers and goes over longer ones twice.
 
 Idea: a row, or a block of it, is one block of Triton's. For long rows each lane of the block has a maximum and a sum of its
-own, so that the lanes meet once, after the first pass. Of 7430 rows of 7, a program each would have 7 lanes at work and take
-most of the time to start; so short rows share a program of one warp.
+own, so that the lanes meet once, after the first pass.
 Expected: as v03_one_read up to 16384; for longer rows 2/3 of the copy's speed, because they are read twice. Measured: see
 docs/softmax.md.
 """
@@ -13,7 +12,6 @@ import triton
 import triton.language as tl
 
 MOST = 16384  # elements that a program keeps
-SHORT, MOST_ROWS = 256, 32  # the longest short rows, and how many of them a program has
 
 
 @triton.jit
@@ -23,25 +21,6 @@ def logits_at(x_ptr, mask_ptr, cols, valid, MASK: tl.constexpr):
     if MASK == 1:
         logits += tl.load(mask_ptr + cols, mask=inside, other=0.0).to(tl.float32)
     return logits
-
-
-@triton.jit
-def short_rows(
-    y_ptr, x_ptr, mask_ptr, rows, n, stride_y, stride_x, MASK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (cols < n)
-    valid = inside
-    if MASK == 2:
-        valid = inside & (cols < tl.load(mask_ptr + row, mask=row < rows, other=0))
-    logits = tl.load(x_ptr + row * stride_x + cols, mask=valid, other=float("-inf")).to(tl.float32)
-    if MASK == 1:
-        logits += tl.load(mask_ptr + cols, mask=cols < n, other=0.0).to(tl.float32)
-    most = tl.max(logits, axis=1, keep_dims=True)
-    exponentials = tl.exp(logits - tl.where(most == float("-inf"), 0.0, most))
-    result = exponentials / tl.sum(exponentials, axis=1, keep_dims=True)
-    tl.store(y_ptr + row * stride_y + cols, result.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -81,12 +60,6 @@ def softmax(y: torch.Tensor, x: torch.Tensor, mask: torch.Tensor) -> None:
     kind = 2 if mask.dtype == torch.int32 else int(mask.numel() > 0)
     whole = n <= MOST
     block = triton.next_power_of_2(n) if whole else MOST // 4
-    strides = y.stride(0), x.stride(0)
-    if block <= SHORT:
-        of_program = min(MOST_ROWS, 2 * SHORT // block)
-        programs = triton.cdiv(rows, of_program)
-        short_rows[(programs,)](y, x, mask, rows, n, *strides, MASK=kind, ROWS=of_program, BLOCK=block, num_warps=1)
-        return
     # 16 elements a thread: two 16-byte loads of a half type.
     num_warps = min(32, max(1, block // 512))
-    kernel[(rows,)](y, x, mask, n, *strides, MASK=kind, BLOCK=block, WHOLE=whole, num_warps=num_warps)
+    kernel[(rows,)](y, x, mask, n, y.stride(0), x.stride(0), MASK=kind, BLOCK=block, WHOLE=whole, num_warps=num_warps)
