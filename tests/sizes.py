@@ -210,9 +210,8 @@ OF_FILE: dict[str, Shapes] = {
     ],
     # Rows of single elements, in one warp and in several, of which the last has few; three vectors a thread and eight.
     "layernorm-v03_any_width": [(70, 1001), (9, 2304), (3, 20000)],
-    # One lane to 32 for a row, and up to 4, 8 and 32 elements for a lane.
-    "softmax-v07_short_rows": [(70, 3), (9, 33), (5, 200), (3, 1001)],
     # Rows that start anywhere, and one block for each multiprocessor.
+    "softmax-v07_short_rows": [(70, 3), (9, 33), (5, 200), (3, 1001)],
     "softmax-v06_bulk_copies": [(3, 5), (9, 1001), (5, 8201), (2, 66001), (2, 30000)],
     # Four and sixteen heads packed into a tile, and none; one token; rows that a warpgroup alone has; more blocks of keys than
     # a ring has stages.
@@ -234,14 +233,6 @@ OF_FILE: dict[str, Shapes] = {
         (1, 20, 330, 16, 1, 128),
         (2, 1, 65, 3, 1, 64),
         (1, 65, 65, 6, 2, 64),
-    ],
-    # The same, and rows of two and of all three warpgroups, in one and in two tiles.
-    "prefill_attention-v13_three_warpgroups": [
-        (2, 37, 37, 12, 1, 64),
-        (1, 20, 330, 16, 1, 128),
-        (2, 1, 65, 3, 1, 64),
-        (1, 150, 150, 1, 1, 64),
-        (1, 50, 50, 8, 2, 128),
     ],
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.

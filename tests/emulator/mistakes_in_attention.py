@@ -146,11 +146,6 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "values of the ring behind the last one as they are": ("prefill_attention-v08_compact", {"clear_last": ""}, WRONG),
     "out at the base before, one ring": ("prefill_attention-v08_compact", {"rescale": IF_FALSE}, WRONG),
-    "queries of later warpgroups taken for keys": (
-        "prefill_attention-v13_three_warpgroups",
-        {"skipped": ""},
-        "wait for ever|changed while wgmma read it",
-    ),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),
     "exponentials replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
     "parts added without regard to their bases": (

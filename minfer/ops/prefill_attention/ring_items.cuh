@@ -1,44 +1,41 @@
-// The shared memory of v08_compact and v13_three_warpgroups, one ring of stages, and the warps that fill it. Items are as those
-// of v07_short, with 64 rows for each warpgroup.
+// The shared memory of v08_compact, one ring of stages, and the warps that fill it. Items are those of v07_short.
 #pragma once
 
 #include "short_items.cuh"
 
 namespace minfer {
 
-template <int kConsumers>
-__device__ bool sees(const ItemOf<kConsumers>& item, int warpgroup) {
+__device__ inline bool sees(const Item& item, int warpgroup) {
   return item.seen[warpgroup].begin < item.seen[warpgroup].end;
 }
 
 // A block's shared memory and barriers. One ring of stages holds the queries of each warpgroup, the keys and the values, in the
 // order in which an item needs them. So the queries of short items are loaded several items ahead.
-template <typename T_, int kDim_, int kConsumers_>
+template <typename T_, int kDim_>
 struct RingTiles {
   using T = T_;
-  static constexpr int kConsumers = kConsumers_, kThreads = (kConsumers + 1) * 128, kRowsOfItem = kConsumers * kRows;
   static constexpr int kDim = kDim_, kDimV = kDim, kBlockN = kKeys, kSlabs = kDim / 64, kSlabsV = kSlabs;
   static constexpr int kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
-  static constexpr int kStages = kDim == 64 ? 20 : kConsumers == 2 ? 12 : 11;
+  static constexpr int kStages = kDim == 64 ? 20 : 12;
   static constexpr int kKV = kKeys * kDim, kV = kKV, kOut = kRowsOfItem * kDim;  // elements
-  static constexpr int kBytes = (kStages * kKV + kOut) * sizeof(T) + 2 * kStages * sizeof(uint64_t) + sizeof(SlotsOf<kConsumers>);
+  static constexpr int kBytes = (kStages * kKV + kOut) * sizeof(T) + 2 * kStages * sizeof(uint64_t) + sizeof(Slots);
   static_assert(kRows == kKeys, "a stage is as large as the queries of a warpgroup");
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
   T *v, *out;  // v: the ring
   uint64_t *full, *empty;
-  SlotsOf<kConsumers>* slots;
+  Slots* slots;
 
   __device__ explicit RingTiles(unsigned char* shared)
       : v(reinterpret_cast<T*>(shared)), out(v + kStages * kKV), full(reinterpret_cast<uint64_t*>(out + kOut)),
-        empty(full + kStages), slots(reinterpret_cast<SlotsOf<kConsumers>*>(empty + kStages)) {}
+        empty(full + kStages), slots(reinterpret_cast<Slots*>(empty + kStages)) {}
 
   // A whole warp calls it: a lane for each stage.
   __device__ void init() const {
     const int lane = threadIdx.x % 32;
     static_assert(kStages <= 32);
-    if (lane < kSlots) barrier_init(slots->full + lane, 1), barrier_init(slots->empty + lane, kConsumers * 4 + 1);
-    if (lane < kStages) barrier_init(full + lane, 1), barrier_init(empty + lane, kConsumers * 4);
+    if (lane < kSlots) barrier_init(slots->full + lane, 1), barrier_init(slots->empty + lane, kWarpgroups * 4 + 1);
+    if (lane < kStages) barrier_init(full + lane, 1), barrier_init(empty + lane, kWarpgroups * 4);
     barrier_init_fence();
   }
 
@@ -57,46 +54,46 @@ struct RingTiles {
 // own number. `drawn` counts the others that all blocks have taken; the last one wraps it to zero. A whole warp calls it. It
 // finds its first item while other warps prepare the barriers, and hands an item over before it waits for the next number. Each
 // step is in the code once, because a second copy would have to come from memory, too.
-template <typename Tile, typename T>
-__device__ void hand_over_items(const Tile& tile, const Attention<T>& p, const Order& order, int log_packed, unsigned* drawn) {
+template <typename T, int kDim>
+__device__ void hand_over_items(const RingTiles<T, kDim>& tile, const Attention<T>& p, const Order& order, int log_packed,
+                                unsigned* drawn) {
   const bool is_first_lane = threadIdx.x % 32 == 0;
-  const int queries = Tile::kRowsOfItem >> log_packed;
+  const int pieces = order.pieces();
   bool prepared = false;
   Ring<kSlots> slot;
 #pragma unroll 1
   for (int index = blockIdx.x;;) {
-    Work w{-1, 0, 0, {}, 0, 0};
-    if (index < order.pieces()) w = work_of_item(p, index, order, log_packed, queries);
+    Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {}};
+    if (index < pieces) item = item_of(p, index, order, log_packed);
     if (!prepared) __syncthreads();  // from here on the barriers are prepared
     prepared = true;
-    if (w.exists() || index >= order.pieces()) {
+    if (item.w.exists() || index >= pieces) {
       barrier_wait(tile.slots->empty + slot.stage, slot.parity ^ 1);
       if (is_first_lane) {
-        auto& item = tile.slots->items[slot.stage];
-        item.w = w;
-        if (w.exists()) item.find_blocks(p, queries);
+        tile.slots->items[slot.stage] = item;
         barrier_arrive(tile.slots->full + slot.stage);
       }
       slot.advance();
     }
-    if (index >= order.pieces()) return;
-    if (is_first_lane) index = gridDim.x + atomicInc(drawn, order.pieces() - 1);
+    if (index >= pieces) return;
+    if (is_first_lane) index = gridDim.x + atomicInc(drawn, pieces - 1);
     index = __shfl_sync(0xffffffff, index, 0);
   }
 }
 
 // Copies the operands of one item after the other. One thread calls it.
-template <typename Tile, typename T>
-__device__ void copy_to_ring(const Tile& tile, const Attention<T>& p, const AttentionMaps& maps, int log_packed) {
-  Ring<Tile::kStages> ring;
+template <typename T, int kDim>
+__device__ void copy_to_ring(const RingTiles<T, kDim>& tile, const Attention<T>& p, const AttentionMaps& maps,
+                             int log_packed) {
+  Ring<RingTiles<T, kDim>::kStages> ring;
   for (Ring<kSlots> slot;; slot.advance()) {
     barrier_wait(tile.slots->full + slot.stage, slot.parity);
-    const auto& item = tile.slots->items[slot.stage];
+    const Item& item = tile.slots->items[slot.stage];
     const Work& w = item.w;
     if (!w.exists()) return;
     const int batch = p.packed ? 0 : w.number, head = p.kv_head(w.head);
 #pragma unroll
-    for (int i = 0; i < Tile::kConsumers; ++i)
+    for (int i = 0; i < kWarpgroups; ++i)
       if (sees(item, i)) tile.load(ring, maps.q, w.head, w.s.first_q + w.row0 + (i * kRows >> log_packed), batch);
 #pragma unroll 1
     for (int block = item.loaded.end - 1; block >= item.loaded.begin; --block) {

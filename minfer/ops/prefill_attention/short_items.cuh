@@ -1,5 +1,4 @@
-// Items of v07_short and its kin, which are tiles of out: what one is, in which order thread blocks take them, and the copies
-// for them in v07 and v11.
+// Items of v07_short, which are tiles of out: what one is, in which order thread blocks take them, and the copies for them.
 #pragma once
 
 #include "cuda/counters.cuh"
@@ -17,41 +16,16 @@ constexpr int kKeys = 64;        // of a block of keys
 
 // Rows of out for `packed` = 2^log_packed neighbouring heads from `w.head` on. Row r of a warpgroup is head r % packed of query
 // r / packed. A warpgroup has 64 rows, and the queries of the second one follow those of the first. w.row0 is the first query.
-// Blocks of keys are numbered from the sequence's first key. kConsumers: warpgroups that multiply.
-template <int kConsumers>
-struct ItemOf {
+// Blocks of keys are numbered from the sequence's first key.
+struct Item {
   Work w;
-  Span loaded, seen[kConsumers];  // blocks of keys: those that are copied, and those of them that each warpgroup multiplies
-
-  // Finds the blocks of keys. An item has `queries` queries.
-  template <typename P>
-  __device__ void find_blocks(const P& p, int queries) {
-    constexpr int kUnrolled = kConsumers == 2 ? 2 : 1;  // three are in shared memory; the warp that finds them has 32 registers
-    bool any = false;
-    loaded = {0, 0};
-#pragma unroll(kUnrolled)
-    for (int i = 0; i < kConsumers; ++i) {
-      const int from = w.row0 + i * queries / kConsumers, to = min(from + queries / kConsumers, w.s.queries);
-      const int begin = p.span(w.s, from).begin, end = p.span(w.s, to - 1).end;
-      seen[i] = {0, 0};
-      if (from >= to || begin >= end) continue;  // rows that see nothing
-      seen[i] = {begin / kKeys, (end + kKeys - 1) / kKeys};
-      loaded = any ? Span{min(loaded.begin, seen[i].begin), max(loaded.end, seen[i].end)} : seen[i];
-      any = true;
-    }
-#pragma unroll(kUnrolled)
-    for (Span& of : seen)
-      if (of.begin >= of.end) of = {loaded.begin, loaded.begin};
-  }
+  Span loaded, seen[kWarpgroups];  // blocks of keys: those that are copied, and those of them that each warpgroup multiplies
 };
-using Item = ItemOf<kWarpgroups>;
 
-template <int kConsumers>
-struct SlotsOf {
-  ItemOf<kConsumers> items[kSlots];
+struct Slots {
+  Item items[kSlots];
   uint64_t full[kSlots], empty[kSlots];
 };
-using Slots = SlotsOf<kWarpgroups>;
 
 // A block's shared memory and barriers.
 template <typename T_, int kDim_>
@@ -97,13 +71,15 @@ struct ShortTiles {
   }
 };
 
-// The rows of item number `index` of `order`, which has `queries` queries. A whole warp calls it.
+// Item number `index` of `order`. A whole warp calls it.
 template <typename P>
-__device__ Work work_of_item(const P& p, int index, const Order& order, int log_packed, int queries) {
-  Work w{-1, 0, 0, {}, 0, 0};
+__device__ Item item_of(const P& p, int index, const Order& order, int log_packed) {
+  Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {}};
+  Work& w = item.w;
   const int group = (int64_t(index / order.tiles + 1) * order.groups - 1) / order.units, first = order.first_unit(group);
   const int units = order.first_unit(group + 1) - first, within = index - first * order.tiles, unit = first + within % units;
   const int rest = within / units;  // items of the unit that come before
+  const int queries = kRowsOfItem >> log_packed;
   if (p.packed) {
     w.head = unit << log_packed;
     const int lane = threadIdx.x % 32;
@@ -124,12 +100,27 @@ __device__ Work work_of_item(const P& p, int index, const Order& order, int log_
       }
       before += __shfl_sync(0xffffffff, behind, 31);
     }
+    if (w.number < 0) return item;
   } else {
     const int units_of_sequence = p.heads >> log_packed;
     w.number = unit / units_of_sequence, w.head = unit % units_of_sequence << log_packed, w.s = p.sequence(w.number);
     w.row0 = (order.tiles - 1 - rest) * queries;
   }
-  return w;
+  bool any = false;
+#pragma unroll
+  for (int i = 0; i < kWarpgroups; ++i) {
+    const int from = w.row0 + i * queries / kWarpgroups, to = min(from + queries / kWarpgroups, w.s.queries);
+    const int begin = p.span(w.s, from).begin, end = p.span(w.s, to - 1).end;
+    if (from >= to || begin >= end) continue;  // rows that see nothing
+    const Span seen = {begin / kKeys, (end + kKeys - 1) / kKeys};
+    item.seen[i] = seen;
+    item.loaded = any ? Span{min(item.loaded.begin, seen.begin), max(item.loaded.end, seen.end)} : seen;
+    any = true;
+  }
+#pragma unroll
+  for (Span& seen : item.seen)
+    if (seen.begin >= seen.end) seen = {item.loaded.begin, item.loaded.begin};
+  return item;
 }
 
 // Takes items for the copying thread and the consumers, until there are none. The first item of a thread block has the block's
@@ -137,14 +128,12 @@ __device__ Work work_of_item(const P& p, int index, const Order& order, int log_
 template <typename T, int kDim, typename P>
 __device__ void take_items(const ShortTiles<T, kDim>& tile, const P& p, const Order& order, int log_packed, unsigned* drawn) {
   const bool is_first_lane = threadIdx.x % 32 == 0;
-  const int queries = kRowsOfItem >> log_packed;
   int index = blockIdx.x;
   for (Ring<kSlots> slot;; slot.advance()) {
     barrier_wait(tile.slots->empty + slot.stage, slot.parity ^ 1);
     Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {}};
     while (index < order.pieces() && !item.w.exists()) {
-      item.w = work_of_item(p, index, order, log_packed, queries);
-      if (item.w.exists()) item.find_blocks(p, queries);
+      item = item_of(p, index, order, log_packed);
       if (is_first_lane) index = gridDim.x + atomicInc(drawn, order.pieces() - 1);
       index = __shfl_sync(0xffffffff, index, 0);
     }
@@ -205,10 +194,10 @@ int find_log_packed(const Attention<T>& p) {
   return log_packed;
 }
 
-// The order of v06, for items of `rows` rows instead of tiles.
+// The order of v06, for items instead of tiles.
 template <typename T>
-Order make_packed_order(const Attention<T>& p, int log_packed, int rows = kRowsOfItem) {
-  const int queries = rows >> log_packed;
+Order make_packed_order(const Attention<T>& p, int log_packed) {
+  const int queries = kRowsOfItem >> log_packed;
   const int64_t whole = (int64_t(p.seq_q) + queries - 1) / queries, of_sequence = p.heads >> log_packed;
   const int64_t tiles = p.packed ? whole + p.batch : whole, units = p.packed ? of_sequence : p.batch * of_sequence;
   STD_TORCH_CHECK(tiles * units < INT_MAX, "prefill_attention: more tiles of out than fit 32 bits");
