@@ -15,7 +15,7 @@ from minfer.ops.quantised import INT4
 SHORT = 512  # the rules say nothing of products with a smaller n or k
 FEW_ROWS = 32  # up to these `one_wave` asks no model: that of v18_fitted was fitted to 33 rows and more
 BY_MODELS = {"one_wave", "row_pairs", "fitted", "stream_k", "any_columns"}
-HOPPER_ONLY = {"int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_rows", "short_prompts_of_wide_heads"}
+HOPPER_ONLY = {"int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_prompts_of_wide_heads"}
 
 
 def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
@@ -162,12 +162,6 @@ def long_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     which triton_rows rounds it up. On an H100 5000 x 5120 takes 35.9 us with v03_any_width, 49.4 with triton_rows."""
     tokens, hidden = shape["tokens"], shape["hidden"]
     return hidden > 2048 and hidden & (hidden - 1) != 0 and tokens * hidden >= 1_500_000
-
-
-def short_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `softmax` takes v07_short_rows: for rows of up to 256 elements. On an H200 7430 x 7 takes 9.7 us with
-    triton_rows, and 5.9 with PyTorch."""
-    return shape["n"] <= 256
 
 
 def short_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
