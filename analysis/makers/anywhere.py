@@ -111,12 +111,16 @@ def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
 
 
 def last_seed(rows: Iterable[store.Row]) -> int:
-    """The seed that was drawn last of those of which at least `FEWEST` problems were measured; of all where there is none."""
+    """The seed that was drawn last of those of which at least `FEWEST` problems were measured beside more than the definition; of
+    all where there is none."""
     of_seed: dict[int, list[store.Row]] = {}
     for row in sorted(rows, key=lambda row: row["finished"], reverse=True):
         of_seed.setdefault(row["drawn"], []).append(row)
-    enough = (seed for seed, mine in of_seed.items() if sum(row["status"] in store.MEASURED for row in mine) >= FEWEST)
-    return next(enough, next(iter(of_seed)))
+
+    def count(mine: Iterable[store.Row]) -> int:
+        return sum(row["status"] in store.MEASURED and row["baseline"] != DEFINITION for row in mine)
+
+    return next((seed for seed, mine in of_seed.items() if count(mine) >= FEWEST), next(iter(of_seed)))
 
 
 def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | str:

@@ -212,6 +212,14 @@ def test_the_figures_are_of_the_last_seed_of_which_enough_problems_were_measured
         assert f"seed {seed}**" in text and f"| all | {count} | 2.00× | 2.00× | 100 % |" in text, counts
 
 
+def test_problems_beside_the_definition_alone_do_not_count_for_a_seed(tmp_path: Path) -> None:
+    first, later = ({"drawn": seed, "finished": datetime(2026, 11, 20 + seed, tzinfo=UTC)} for seed in (1, 2))
+    rows = [x for m in range(5) for x in (drawn("torch", m, 100.0, **first), function(m, 50.0, **first))]
+    rows += [x for m in range(5, 6) for x in (drawn("torch", m, 100.0, **later), function(m, 25.0, **later))]
+    rows += [function(m, 10.0, baseline="torch_eager", **later) for m in range(6, 12)]
+    assert "| all | 5 | 2.00× | 2.00× | 100 % |" in of_op(tmp_path, *rows)
+
+
 def test_a_problem_whose_baseline_was_wrong_has_no_ratio(tmp_path: Path) -> None:
     wrong = drawn("torch", 2, 100.0, status="wrong", message="2 % of the elements", cold_us=None, cold_speedup=None)
     text = of_op(tmp_path, drawn("torch", 1, 100.0), wrong, function(1, 50.0), function(2, 10.0))
