@@ -111,8 +111,8 @@ def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
 
 
 def last_seed(rows: Iterable[store.Row]) -> int:
-    """The seed that was drawn last of those of which at least `FEWEST` problems were measured beside more than the definition; of
-    all where there is none."""
+    """The seed that was drawn last of those with at least `FEWEST` problems that were measured beside more than the definition.
+    Where there is none, the last of all."""
     of_seed: dict[int, list[store.Row]] = {}
     for row in sorted(rows, key=lambda row: row["finished"], reverse=True):
         of_seed.setdefault(row["drawn"], []).append(row)
