@@ -111,8 +111,8 @@ def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
 
 
 def last_seed(rows: Iterable[store.Row]) -> int:
-    """The seed that was drawn last of those with at least `FEWEST` problems that were measured beside more than the definition.
-    Where there is none, the last of all."""
+    """The most recently timed seed with at least `FEWEST` measured problems whose baseline is not the definition. If there is
+    none, the most recently timed seed."""
     of_seed: dict[int, list[store.Row]] = {}
     for row in sorted(rows, key=lambda row: row["finished"], reverse=True):
         of_seed.setdefault(row["drawn"], []).append(row)

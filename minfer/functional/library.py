@@ -26,7 +26,7 @@ LIBRARY = torch.library.Library("minfer", "FRAGMENT")
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Choices = dict[tuple[str, str], str]  # by op and `Case.problem`: the kernel, and why it was chosen
+Choices = dict[tuple[str, str], str]  # by op and `Case.problem`: the kernel or what else was chosen, and why
 chosen: Choices | None = None  # what was chosen since `note_choices`
 MOST_PROBLEMS = 4096  # most problems whose kernels are remembered, about 1 kB each
 NO_BACKWARD = "has no backward: call it under torch.no_grad(), or with detached tensors"

@@ -175,7 +175,8 @@ class Op:
 
     def draws(self, draw: str | DrawProblem, *, without: Mapping[str, str] | None = None) -> None:
         """State how problems are drawn at random: the name of a function of `minfer/ops/drawn.py`, or a function like these.
-        `kernel=functions` leaves out the kernels of `without` there; its values complete the sentence "kernel …"."""
+        `without` maps each kernel that `kernel=functions` leaves out of drawn sweeps to the reason, such as "compiles for many
+        seconds"."""
         self.drawn = getattr(drawn, draw) if isinstance(draw, str) else draw
         self.drawn_without = without or {}
 

@@ -67,7 +67,7 @@ class Child:
         self.timer = CaseTimer(timing, self.telemetry)
         self.watch = Watch()
         self.triton = TritonTimes()
-        self.choices: dict[tuple[str, str], str] = {}  # of functions, which choose a kernel for each problem
+        self.choices: dict[tuple[str, str], str] = {}  # of minfer's functions, by op and problem: which kernel, and why
 
     def measure_peaks(self) -> dict[str, float]:
         """The device's peaks, measured before any kernel is loaded; empty if they cannot be measured, and then cases are timed

@@ -15,13 +15,13 @@ constexpr int kGroup = 8;  // rows of clusters' tiles, 256 high: with 8 columns 
 constexpr int kConsumers = 2, kThreads = (kConsumers + 1) * 128, kRows = kBlockM / kConsumers;
 
 // `a_last` copies the last rows of A, and `b_last` the last columns of B in TN, in smaller boxes, because TMA takes longer for
-// rows outside of the matrix than for those inside. m and n are the product's.
+// rows outside of the matrix than for those inside. m and n are the product's numbers of rows and columns.
 struct CooperativeMaps : Maps {
   TensorMap a_last, b_last;
   int m, n;
 };
 
-// How many of `most` rows or columns are inside of the matrix if `left` are left of it, rounded up to a multiple of 8.
+// How many of a tile's `most` rows or columns are inside of the matrix if `left` of them remain, rounded up to a multiple of 8.
 __host__ __device__ constexpr int inside(int left, int most) { return (std::max(0, std::min(left, most)) + 7) / 8 * 8; }
 
 template <typename Problem>
@@ -82,7 +82,7 @@ struct Stages {
     }
   }
 
-  // One thread starts the copies of a stage: this block's rows of A and, for both blocks, its part of the columns of B.
+  // One thread starts a stage's copies: this block's rows of A, and its half of B's columns, which go to both blocks.
   __device__ static void load(const CooperativeMaps& maps, T* stage, uint64_t* filled, int2 origin, int k, int rank) {
     constexpr bool kTN = Tiles::kTN;
     constexpr int kPart = kBlockN / kCluster;
