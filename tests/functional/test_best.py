@@ -107,13 +107,13 @@ SHORT_HEADS, WIDE_HEADS = (32, 8, 128), (8, 4, 256)
 TN = {"layout": "TN", "accumulate": "float32"}
 INT4 = {"format": "int4_g128", "accumulate": "float32"}
 PROMPTS = {"layout": "padded", "lengths": "full", "lse": "no"}
-BY_NEAREST = {"v07_stream", "v16_skinny", "triton_rows", "v06_no_maximum", "v05_pingpong", "v04_fp8_mma"}
+BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v05_pingpong", "v04_fp8_mma"}
 
 
 @pytest.mark.parametrize(
     ("op", "params", "wanted"),
     [
-        ("hgemm", TN, {(4, 2048, 4096): "v15_gemv", (8, 3072, 1024): "v15_gemv", (9, 1024, 1024): "v16_skinny"}),
+        ("hgemm", TN, {(5, 2048, 4096): "v15_gemv", (7, 3072, 1024): "v15_gemv", (9, 1024, 1024): "v17_one_wave"}),
         ("quant_gemm", INT4, {(1, 2560, 9728): "v02_gemv", (2, 5120, 25600): "v02_gemv"}),
         ("quant_gemm", INT4, {(3, 2560, 9728): "v03_mma", (16, 32000, 4096): "v03_mma", (32, 25600, 4096): "v03_mma"}),
         ("quant_gemm", INT4, {(12, 25600, 4096): "v07_stream", (33, 25600, 4096): "v09_int4_wgmma"}),
