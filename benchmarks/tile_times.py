@@ -48,11 +48,12 @@ class Size(NamedTuple):
 
 
 SIZES = [
-    *(Size(high, 64, sharing) for high in (64, 80, 96, 112, 128, 144, 160) for sharing in (1, 2)),
+    *(Size(high, 64, 1) for high in range(64, 161, 8)),
+    *(Size(high, 64, 2) for high in (64, 128)),
     *(Size(high, 128, 1) for high in (64, 80, 96, 112, 128, 160)),
-    *(Size(high, 128, 2) for high in (64, 80, 96, 104, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)),
-    *(Size(high, 192, 2) for high in (64, 80, 96, 112, 128, 144, 160, 176, 192)),
-    *(Size(high, 256, 2) for high in (80, 96, 112, 128, 144, 160)),
+    *(Size(high, 128, 2) for high in range(64, 257, 8)),
+    *(Size(high, 192, 2) for high in range(64, 193, 8)),
+    *(Size(high, 256, 2) for high in range(80, 161, 8)),
 ]
 SOURCE = """#include <cstdio>
 #include "cuda/gemm/fitted.cuh"

@@ -1,4 +1,4 @@
-// wgmma with any multiple of 8 columns of B from 64 to 208, or of 16 up to 256. A is in shared memory, where it may be stored
+// wgmma with any multiple of 8 columns of B from 64 to 256. A is in shared memory, where it may be stored
 // by columns.
 // From the PTX ISA: "imm-trans-a" of wgmma.mma_async.
 #pragma once
@@ -20,8 +20,14 @@ namespace minfer {
 #define MINFER_REGISTERS_92 MINFER_REGISTERS_70 MINFER_10(7) MINFER_10(8) "%90,%91"
 #define MINFER_REGISTERS_100 MINFER_REGISTERS_70 MINFER_10(7) MINFER_10(8) "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99"
 #define MINFER_REGISTERS_104 MINFER_REGISTERS_70 MINFER_10(7) MINFER_10(8) MINFER_10(9) "%100,%101,%102,%103"
+#define MINFER_REGISTERS_108 \
+  MINFER_REGISTERS_70 MINFER_10(7) MINFER_10(8) MINFER_10(9) "%100,%101,%102,%103,%104,%105,%106,%107"
+#define MINFER_REGISTERS_116 \
+  MINFER_REGISTERS_70 MINFER_10(7) MINFER_10(8) MINFER_10(9) MINFER_10(10) "%110,%111,%112,%113,%114,%115"
 #define MINFER_REGISTERS_120 \
   MINFER_REGISTERS_70 MINFER_10(7) MINFER_10(8) MINFER_10(9) MINFER_10(10) "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119"
+#define MINFER_REGISTERS_124 \
+  MINFER_REGISTERS_70 MINFER_10(7) MINFER_10(8) MINFER_10(9) MINFER_10(10) MINFER_10(11) "%120,%121,%122,%123"
 #define MINFER_WGMMA_ORDER_A(TB) ", 1, " TB
 #define MINFER_WGMMA_MORE_N(TYPES, ORDER) \
   if constexpr (kRegisters == 36) \
@@ -57,6 +63,15 @@ namespace minfer {
   else if constexpr (kRegisters == 104) \
     MINFER_WGMMA(208, TYPES, ORDER, MINFER_REGISTERS_104, "%104", "%105", "%106", "%107", \
                  MINFER_D64(0), MINFER_D32(64), MINFER_D8(96)); \
+  else if constexpr (kRegisters == 108) \
+    MINFER_WGMMA(216, TYPES, ORDER, MINFER_REGISTERS_108, "%108", "%109", "%110", "%111", \
+                 MINFER_D64(0), MINFER_D32(64), MINFER_D8(96), MINFER_D4(104)); \
+  else if constexpr (kRegisters == 116) \
+    MINFER_WGMMA(232, TYPES, ORDER, MINFER_REGISTERS_116, "%116", "%117", "%118", "%119", \
+                 MINFER_D64(0), MINFER_D32(64), MINFER_D16(96), MINFER_D4(112)); \
+  else if constexpr (kRegisters == 124) \
+    MINFER_WGMMA(248, TYPES, ORDER, MINFER_REGISTERS_124, "%124", "%125", "%126", "%127", \
+                 MINFER_D64(0), MINFER_D32(64), MINFER_D16(96), MINFER_D8(112), MINFER_D4(120)); \
   else if constexpr (kRegisters == 120) \
     MINFER_WGMMA(240, TYPES, ORDER, MINFER_REGISTERS_120, "%120", "%121", "%122", "%123", \
                  MINFER_D64(0), MINFER_D32(64), MINFER_D16(96), MINFER_D8(112)); \
