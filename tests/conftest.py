@@ -128,7 +128,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
     items[:] = chosen
     if is_first_worker(config):
-        (Path(os.environ["MINFER_TESTS_SHARED"]) / "groups").write_text(json.dumps({i.nodeid: group(i) for i in items}))
+        groups_of(os.getppid()).write_text(json.dumps({item.nodeid: group(item) for item in items}))
+
+
+def groups_of(run: int) -> Path:
+    """The file with the groups of a run's tests. `run` is the process that the user started."""
+    return Path(os.environ["MINFER_TESTS_SHARED"]) / f"groups-{run}"
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist may be missing
@@ -147,7 +152,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     @cache
     def groups() -> dict[str, str]:
-        return json.loads((Path(os.environ["MINFER_TESTS_SHARED"]) / "groups").read_text())
+        return json.loads(groups_of(os.getpid()).read_text())
 
     return Groups(config, log)
 

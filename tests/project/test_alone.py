@@ -24,18 +24,41 @@ def test_it(number):
 """
 
 
+def begin(folder: Path, shared: Path | None = None) -> subprocess.Popen[str]:
+    """A run of the tests in a folder, by two processes. `shared`: what several runs share."""
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    timing\n    gpu\n    slow\n")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "MINFER_TESTS_"))}
+    environment |= {"PYTHONPATH": str(ROOT)} | ({"MINFER_TESTS_SHARED": str(shared)} if shared else {})
+    plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *plugins, "-n", "2", str(folder)]
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
 def test_those_that_measure_run_first_and_nothing_beside_them(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "d"):
         mark = "@pytest.mark.timing" if name in "bd" else ""
         (tmp_path / f"test_{name}.py").write_text(WATCHED.format(name=name, mark=mark))
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    timing\n    gpu\n    slow\n")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "MINFER_TESTS_"))}
-    environment |= {"PYTHONPATH": str(ROOT)}
-    plugins = ["-p", "tests.conftest", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", *plugins, "-n", "2", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run = begin(tmp_path)
+    printed, _ = run.communicate()
+    assert run.returncode == 0, printed
     told = (tmp_path / "log").read_text().splitlines()
     measured = [f"{name} {what}" for name in "bbdd" for what in ("begins", "ends")]
     assert told[: len(measured)] == measured
     assert sorted(told[len(measured) :]) == sorted(2 * ["a begins", "a ends", "c begins", "c ends"])
+
+
+def test_two_runs_at_once_that_share_a_folder_both_end(tmp_path: Path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"test_{name}.py").write_text(WATCHED.format(name=name, mark=""))
+        runs.append(begin(tmp_path / name, tmp_path))
+    try:
+        for run in runs:
+            printed, _ = run.communicate(timeout=60)
+            assert run.returncode == 0, printed
+    finally:
+        for run in runs:
+            run.kill()
