@@ -3,7 +3,8 @@
 Reads the rows of drawn problems (`+sweep=anywhere`), which no other table shows. Between `<!-- anywhere:begin -->` and
 `<!-- anywhere:end -->` of docs/anywhere.md it writes a table of each device with a line a function, and a plot of all problems.
 Between `<!-- drawn:begin -->` and `<!-- drawn:end -->` of an op's page, docs/<op>.md, it writes the same figures by ranges of
-sizes, and the names of the slowest ten. A ratio is the function's speed over that of the fastest other implementation, cold.
+sizes, and the names of the slowest ten; between those of the README, a sentence and the plot of the first device. A ratio is
+the function's speed over that of the fastest other implementation, cold.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ FUNCTION = "function"  # the backend of minfer's functions
 DEFINITION = "torch_eager"  # in fp32 and in several launches; not an implementation that anybody would use
 TOO_WIDE = "the interval of its ratio is too wide"
 WORST = 10  # problems of an op that are named
+NAMED = 4  # functions in the README's sentence: those with the most problems
 FEWEST = 5  # problems of a seed whose figures say something
 PLOT = "anywhere-functions"
 NEAREST = "the nearest shape measured"
@@ -167,6 +169,22 @@ def overview(device: str, found: list[Distribution], picture: str, docs: Path) -
     yield ""
 
 
+def readme_lines(device: str, found: list[Distribution], picture: str) -> Iterator[str]:
+    """What the README tells of a device."""
+    most = sorted(found, key=lambda of: len(of.points), reverse=True)[:NAMED]
+    each = [(f"`minfer.{of.name}`", *figures(of.points)[:3]) for of in most]
+    name, count, mean, least = each[0]
+    others = "".join(f"; {name}: {mean} ({count}, {least})" for name, count, mean, least in each[1:])
+    yield (
+        "**At random sizes.** At problems drawn at random from the layers of public models, on one "
+        f"{escape(device)}, {name} has {mean} the speed of the fastest other implementation in the geometric mean "
+        f"({count} problems, {least} at least){others}. "
+        "Where PyTorch has no such kernel, as for GGUF's formats of weights, the other takes several launches. "
+        "[All functions, and their slowest problems](docs/anywhere.md)."
+    )
+    yield from ["", picture, ""]
+
+
 def section(found: list[tuple[str, Distribution]]) -> Iterator[str]:
     """What the page of an op tells of its functions, each with a device."""
     yield ABOUT
@@ -248,6 +266,12 @@ def write(table: pa.Table, options: Options) -> list[str]:
         if of_op.stem in sections or has_markers(of_op, "drawn"):
             body = "\n".join(section(sections.get(of_op.stem, [])))
             said.append(update(of_op, "drawn", body, COMMAND, options.check))
+    if found and has_markers(options.readme, "drawn"):
+        device, of_device = next(iter(found.items()))
+        path = options.plots / store.slug(device) / PLOT
+        shown = Path(os.path.relpath(path, options.readme.parent)).as_posix()
+        body = "\n".join(readme_lines(device, of_device, files.shown(shown, pictures[path].about)))
+        said.append(update(options.readme, "drawn", body, COMMAND, options.check))
     return problems + [problem for problem in said if problem]
 
 

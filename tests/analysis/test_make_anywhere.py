@@ -244,3 +244,23 @@ def test_what_decided_is_said_and_the_nearest_shape_has_figures_of_its_own(tmp_p
         "Chosen by the nearest shape measured: 2 of 4 problems, 0.500× in the geometric mean, 0.250× at least, 50 % not slower."
         in text
     )
+
+
+def test_the_readme_names_the_functions_with_the_most_problems(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(OF_OP)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "anywhere.md").write_text(PAGE)
+    rows = [drawn("torch", m, 100.0) for m in (1, 2)] + [function(1, 50.0), function(2, 200.0)]
+    for number in range(anywhere.NAMED):
+        rows += of(f"op{number}", f"function{number}", "float32//n=1", 50.0)
+    store.write(store.to_table(rows), tmp_path / "rows.parquet")
+    where = ["anywhere", "--results", str(tmp_path), "--readme", str(readme)]
+    assert make.main([*where, "--check"]) == 1
+    assert make.main(where) == make.main([*where, "--check"]) == 0
+    text = readme.read_text()
+    assert (
+        "`minfer.matmul` has 1.00× the speed of the fastest other" in text and "(2 problems, 0.500× at least)" in text
+    )
+    assert "`minfer.function2`: 2.00× (1, 2.00×)" in text and "function3`" not in text.partition("\n\n![")[0]
+    assert "](docs/plots/nvidia-h200/anywhere-functions.svg)" in text
