@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def groups_of(run: int) -> Path:
-    """The file with the groups of a run's tests. `run` is the process that the user started."""
+    """The file with the groups of a run's tests. `run` is the number of pytest's main process."""
     return Path(os.environ["MINFER_TESTS_SHARED"]) / f"groups-{run}"
 
 

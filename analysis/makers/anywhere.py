@@ -3,8 +3,8 @@
 Reads the rows of drawn problems (`+sweep=anywhere`), which no other table shows. Between `<!-- anywhere:begin -->` and
 `<!-- anywhere:end -->` of docs/anywhere.md it writes a table of each device with a line a function, and a plot of all problems.
 Between `<!-- drawn:begin -->` and `<!-- drawn:end -->` of an op's page, docs/<op>.md, it writes the same figures by ranges of
-sizes, and the names of the slowest ten; between those of the README, a sentence and the plot of the first device. A ratio is
-the function's speed over that of the fastest other implementation, cold.
+sizes, and the names of the slowest ten. Between the same markers in the README it writes a paragraph and the plot of the first
+device. A ratio is the function's speed over that of the fastest other implementation, cold.
 """
 
 from __future__ import annotations
@@ -173,13 +173,14 @@ def readme_lines(device: str, found: list[Distribution], picture: str) -> Iterat
     """What the README tells of a device."""
     most = sorted(found, key=lambda of: len(of.points), reverse=True)[:NAMED]
     each = [(f"`minfer.{of.name}`", *figures(of.points)[:3]) for of in most]
-    name, count, mean, least = each[0]
-    others = "".join(f"; {name}: {mean} ({count}, {least})" for name, count, mean, least in each[1:])
+    names = ", ".join(
+        f"{name} {mean} ({least}, {count} problem{'s' * (count != '1')})" for name, count, mean, least in each
+    )
     yield (
-        "**At random sizes.** At problems drawn at random from the layers of public models, on one "
-        f"{escape(device)}, {name} has {mean} the speed of the fastest other implementation in the geometric mean "
-        f"({count} problems, {least} at least){others}. "
-        "Where PyTorch has no such kernel, as for GGUF's formats of weights, the other takes several launches. "
+        f"**At random sizes.** On one {escape(device)}, functions were timed at problems drawn at random from the layers of "
+        "public models, beside the fastest other implementation. Their relative speed in the geometric mean (and the least) is, "
+        f"for the functions with the most problems: {names}. Where PyTorch has no such kernel, as for GGUF's formats of weights, "
+        "the other takes several launches, so the ratio says little. "
         "[All functions, and their slowest problems](docs/anywhere.md)."
     )
     yield from ["", picture, ""]

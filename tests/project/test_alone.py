@@ -25,7 +25,7 @@ def test_it(number):
 
 
 def begin(folder: Path, shared: Path | None = None) -> subprocess.Popen[str]:
-    """A run of the tests in a folder, by two processes. `shared`: what several runs share."""
+    """Start pytest with two workers on the tests in `folder`. `shared` becomes its MINFER_TESTS_SHARED."""
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    timing\n    gpu\n    slow\n")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "MINFER_TESTS_"))}
     environment |= {"PYTHONPATH": str(ROOT)} | ({"MINFER_TESTS_SHARED": str(shared)} if shared else {})
