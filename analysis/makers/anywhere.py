@@ -178,9 +178,9 @@ def readme_lines(device: str, found: list[Distribution], picture: str) -> Iterat
     )
     yield (
         f"**At random sizes.** On one {escape(device)}, functions were timed at problems drawn at random from the layers of "
-        "public models, beside the fastest other implementation. Their relative speed in the geometric mean (and the least) is, "
-        f"for the functions with the most problems: {names}. Where PyTorch has no such kernel, as for GGUF's formats of weights, "
-        "the other takes several launches, so the ratio says little. "
+        "public models, beside the fastest other implementation. Their relative speed in the geometric mean (and the least) "
+        f"is, for the functions with the most problems: {names}. Where PyTorch has no such kernel, as for GGUF's formats of "
+        "weights, the other takes several launches, so the ratio says little. "
         "[All functions, and their slowest problems](docs/anywhere.md)."
     )
     yield from ["", picture, ""]
