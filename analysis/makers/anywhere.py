@@ -267,12 +267,13 @@ def write(table: pa.Table, options: Options) -> list[str]:
         if of_op.stem in sections or has_markers(of_op, "drawn"):
             body = "\n".join(section(sections.get(of_op.stem, [])))
             said.append(update(of_op, "drawn", body, COMMAND, options.check))
-    if found and has_markers(options.readme, "drawn"):
-        device, of_device = next(iter(found.items()))
-        path = options.plots / store.slug(device) / PLOT
-        shown = Path(os.path.relpath(path, options.readme.parent)).as_posix()
-        body = "\n".join(readme_lines(device, of_device, files.shown(shown, pictures[path].about)))
-        said.append(update(options.readme, "drawn", body, COMMAND, options.check))
+    if has_markers(options.readme, "drawn"):
+        lines: list[str] = []
+        for device, of_device in [*found.items()][:1]:
+            path = options.plots / store.slug(device) / PLOT
+            shown = Path(os.path.relpath(path, options.readme.parent)).as_posix()
+            lines += readme_lines(device, of_device, files.shown(shown, pictures[path].about))
+        said.append(update(options.readme, "drawn", "\n".join(lines) or NO_ROWS, COMMAND, options.check))
     return problems + [problem for problem in said if problem]
 
 

@@ -262,3 +262,7 @@ def test_the_readme_names_the_functions_with_the_most_problems(tmp_path: Path) -
     assert "problems: `minfer.matmul` 1.00× (0.500×, 2 problems), `minfer.function0` 2.00× (2.00×, 1 problem), " in text
     assert "`minfer.function2` 2.00×" in text and "function3`" not in text.partition("\n\n![")[0]
     assert "](docs/plots/nvidia-h200/anywhere-functions.svg)" in text
+    store.write(store.to_table([row("torch", 100.0)]), tmp_path / "rows.parquet")  # no drawn problem any more
+    assert make.main([*where, "--check"]) == 1
+    assert make.main(where) == make.main([*where, "--check"]) == 0
+    assert "No rows yet" in readme.read_text() and "matmul" not in readme.read_text()
