@@ -1,5 +1,4 @@
-// wgmma with any multiple of 8 columns of B from 64 to 256. A is in shared memory, where it may be stored
-// by columns.
+// wgmma with any multiple of 8 columns of B from 64 to 256. A is in shared memory, where it may be stored by columns.
 // From the PTX ISA: "imm-trans-a" of wgmma.mma_async.
 #pragma once
 
@@ -69,12 +68,12 @@ namespace minfer {
   else if constexpr (kRegisters == 116) \
     MINFER_WGMMA(232, TYPES, ORDER, MINFER_REGISTERS_116, "%116", "%117", "%118", "%119", \
                  MINFER_D64(0), MINFER_D32(64), MINFER_D16(96), MINFER_D4(112)); \
-  else if constexpr (kRegisters == 124) \
-    MINFER_WGMMA(248, TYPES, ORDER, MINFER_REGISTERS_124, "%124", "%125", "%126", "%127", \
-                 MINFER_D64(0), MINFER_D32(64), MINFER_D16(96), MINFER_D8(112), MINFER_D4(120)); \
   else if constexpr (kRegisters == 120) \
     MINFER_WGMMA(240, TYPES, ORDER, MINFER_REGISTERS_120, "%120", "%121", "%122", "%123", \
                  MINFER_D64(0), MINFER_D32(64), MINFER_D16(96), MINFER_D8(112)); \
+  else if constexpr (kRegisters == 124) \
+    MINFER_WGMMA(248, TYPES, ORDER, MINFER_REGISTERS_124, "%124", "%125", "%126", "%127", \
+                 MINFER_D64(0), MINFER_D32(64), MINFER_D16(96), MINFER_D8(112), MINFER_D4(120)); \
   else \
     MINFER_WGMMA_N(TYPES, ORDER)
 
