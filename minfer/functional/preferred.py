@@ -36,9 +36,10 @@ def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
 
 
 def few_rows_of_small_layers(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v15_gemv for a product: up to 8 rows, and a b in TN of at most 2048 * 4096 elements. 4 x 1024 x
-    1024 takes 6.7 us with it and 8.3 with v17_one_wave; 8 x 1024 x 4096 takes 8.4, and 10.0 with v18_fitted. For 4 x 3072 x 4096,
-    which takes 14.5, v18_fitted is faster: 14.3. One row was not timed; in v15_gemv it costs what 8 do."""
+    """Whether `matmul` takes v15_gemv for a product: up to 8 rows, and a b in TN of at most 2048 * 4096 elements.
+
+    4 x 1024 x 1024 takes 6.7 us with it and 8.3 with v17_one_wave; 8 x 1024 x 4096 takes 8.4, and 10.0 with v18_fitted. For
+    4 x 3072 x 4096, which takes 14.5, v18_fitted is faster: 14.3. One row was not timed; in v15_gemv it costs what 8 do."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     is_small = SHORT <= n <= 3072 and n % 8 == 0 and SHORT <= k <= 4096 and n * k <= 2048 * 4096
     return 0 < m <= 8 and is_small and params["layout"] == "TN"
