@@ -42,6 +42,11 @@ class Tile(NamedTuple):
     beside: bool  # whether the blocks of a group are side by side, and so share rows of A
 
 
+def group_of(sharing: int, beside: bool) -> tuple[int, int]:
+    """How many of the blocks are side by side, and how many below each other, as the header's function of this name."""
+    return (sharing, 1) if beside else (2, 2) if sharing == 4 else (1, sharing)
+
+
 class Product(NamedTuple):
     m: int
     n: int

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from benchmarks.choice import Product, Tile, Times, chosen, losses, timed
+from benchmarks.choice import Product, Tile, Times, chosen, group_of, losses, timed
 from minfer.ops import drawn
 
 PARTS, SEED, STEPS = 3, 0, 40
@@ -25,8 +25,8 @@ AT_ONCE = {1: 132, 2: 66, 4: 31, 8: 15}  # clusters of so many blocks that run a
 CYCLES_PER_US = 1755
 # The constants that tiles have in common, as `fitted_us` of the header names them: where the fit begins.
 BEGIN = {
-    "start": 4.04, "memory_start": 5.9, "memory": 4.05, "l2": 14.2, "arrive": 104.6, "of_step": 76.6, "of_tile": 959.0,
-    "of_area": 0.0472, "idle_alone": 0.224, "idle_shared": 0.047, "sums_of_2": 1.456e-4, "sums_of_4": 1.752e-4, "nn": 0.988,
+    "start": 4.0, "memory_start": 4.34, "memory": 5.044, "arrive": 105.1, "of_step": 120.4, "of_tile": 2517.0,
+    "idle_alone": 0.424, "idle_shared": 0.198, "sums_of_2": 1.671e-4, "sums_of_4": 1.905e-4, "nn": 0.984,
 }  # fmt: skip
 RATES = {False: 1.0, True: 1.05}  # of each tile, below each other and side by side
 
@@ -41,9 +41,11 @@ class Rows:
         fastest = torch.tensor([best[product] for product, _ in self.keys], dtype=torch.float64)
         self.weight = torch.where(self.us < 1.25 * fastest, 1.0, 0.3)  # slow tiles are not chosen anyway
         columns = list(zip(*((*product[:3], *tile) for product, tile in self.keys), strict=True))
-        self.m, self.n, self.k, self.high, self.wide, self.sharing, self.parts, self.beside = (
+        self.m, self.n, self.k, self.high, self.wide, self.sharing, self.parts, _ = (
             torch.tensor(column, dtype=torch.float64) for column in columns
         )
+        groups = [group_of(tile.sharing, tile.beside) for _, tile in self.keys]
+        self.across, self.down = (torch.tensor(column, dtype=torch.float64) for column in zip(*groups, strict=True))
         self.tile = torch.tensor([tiles[kind(tile)] for _, tile in self.keys])
         self.is_nn = torch.tensor([product.layout == "NN" for product, _ in self.keys])
         self.at_once = torch.tensor([AT_ONCE[tile.sharing * tile.parts] for _, tile in self.keys], dtype=torch.float64)
@@ -65,25 +67,21 @@ def kind(tile: Tile) -> Tile:
 def model_us(rows: Rows, common: dict[str, Tensor], rates: Tensor) -> Tensor:
     """The header's `fitted_us`. `rates` has for each kind the ratio of a step's cycles to those at the full rate of the tensor
     cores."""
-    beside, sharing, area = rows.beside.bool(), rows.sharing, rows.high * rows.wide
-    group_high, group_wide = (
-        torch.where(beside, rows.high, rows.high * sharing),
-        torch.where(beside, rows.wide * sharing, rows.wide),
-    )
-    tiles = (rows.m / group_high).ceil() * (rows.n / group_wide).ceil()
+    sharing, area = rows.sharing, rows.high * rows.wide
+    tiles = (rows.m / (rows.high * rows.down)).ceil() * (rows.n / (rows.wide * rows.across)).ceil()
     waves, steps = (tiles / rows.at_once).ceil(), ((rows.k / 64).ceil() / rows.parts).ceil()
     idle = 1 - (tiles / rows.at_once).clamp(max=1)
-    products, arrive = area / 32 * rates[rows.tile], (rows.high + rows.wide) * 128 / common["arrive"]
+    of_a = torch.where((sharing == 1) | (rows.across > 1), rows.high / 2, rows.high)
+    of_b = torch.where(rows.down > 1, rows.wide / 2, rows.wide)
+    products, arrive = area / 32 * rates[rows.tile], (of_a + of_b) * 128 / common["arrive"]
     of_idle = torch.where(sharing == 1, common["idle_alone"], common["idle_shared"])
     step = ((products**4 + arrive**4) ** 0.25 + common["of_step"]) * (1 - of_idle * idle)
     step = step * torch.where(rows.is_nn, common["nn"], 1.0)
-    body = waves * (steps * step + common["of_tile"] + area * common["of_area"]) / CYCLES_PER_US
-    shared = torch.where(beside, rows.high / sharing + rows.wide, rows.high + rows.wide / sharing)
-    of_l2 = tiles * sharing * rows.parts * steps * 128 * shared / (common["l2"] * 1e6)
+    body = waves * (steps * step + common["of_tile"]) / CYCLES_PER_US
     bytes_ = 2 * (rows.m * rows.k + rows.n * rows.k + rows.m * rows.n)
     memory = bytes_ / (common["memory"] * 1e6) + common["memory_start"]
     of_sums = torch.where(rows.parts == 2, common["sums_of_2"], common["sums_of_4"]) * area - 0.4
-    return common["start"] + (body**3 + of_l2**3 + memory**3) ** (1 / 3) + torch.where(rows.parts > 1, of_sums, 0.0)
+    return common["start"] + (body**4 + memory**4) ** 0.25 + torch.where(rows.parts > 1, of_sums, 0.0)
 
 
 def fit(rows: Rows, tiles: dict[Tile, int]) -> tuple[dict[str, Tensor], Tensor]:

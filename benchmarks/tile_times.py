@@ -3,7 +3,7 @@
     uv run python benchmarks/tile_times.py --seconds 120       # writes benchmarks/results/, after a minute of compiling
 
 Each tile is compiled alone. Products have 33 to 4096 rows, in bfloat16 and both layouts; N and K are layers of the 24 models
-of `minfer/ops/models.csv`. At each product `torch` and the tiles of `tiles_for` are timed cold (256 MiB are written before each
+of `minfer/ops/models.csv`. At each product `torch` and the tiles of `tiles_for` are timed cold (256 MiB are read before each
 call), in a new order in each round. A time is the median of the rounds, in microseconds. `tiles_for` leaves out tiles of which
 whole blocks would lie outside of the product, and those that `expected_us`, a rough model, puts over 1.6 times the fastest.
 A tile whose result is wrong ends the program.
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import rows
-from benchmarks.choice import Product, Tile
+from benchmarks.choice import Product, Tile, group_of
 from benchmarks.fit_tiles import AT_ONCE
 from minfer.bench.device import pick
 from minfer.build import toolchain
@@ -49,9 +49,11 @@ class Size(NamedTuple):
 
 SIZES = [
     *(Size(high, 64, 1) for high in range(64, 161, 8)),
-    *(Size(high, 64, 2) for high in (64, 128)),
+    *(Size(high, 64, 2) for high in range(64, 161, 8)),
+    *(Size(high, 64, 4) for high in range(64, 161, 8)),
     *(Size(high, 128, 1) for high in (64, 80, 96, 112, 128, 160)),
     *(Size(high, 128, 2) for high in range(64, 257, 8)),
+    *(Size(high, 128, 4) for high in range(80, 161, 8)),
     *(Size(high, 192, 2) for high in range(64, 193, 8)),
     *(Size(high, 256, 2) for high in range(80, 161, 8)),
 ]
@@ -95,9 +97,10 @@ def compile_tile(folder: Path, size: Size) -> Run:
 
 def blocks_of(product: Product, tile: Tile) -> tuple[int, int]:
     """How many groups of blocks a product has, and their size with all parts of k."""
-    high = tile.rows * (1 if tile.beside else tile.sharing)
-    wide = tile.cols * (tile.sharing if tile.beside else 1)
-    return math.ceil(product.m / high) * math.ceil(product.n / wide), tile.sharing * tile.parts
+    across, down = group_of(tile.sharing, tile.beside)
+    return math.ceil(product.m / (tile.rows * down)) * math.ceil(
+        product.n / (tile.cols * across)
+    ), tile.sharing * tile.parts
 
 
 def expected_us(product: Product, tile: Tile) -> float:
@@ -121,7 +124,7 @@ def tiles_for(product: Product) -> list[Tile]:
                 groups, size = blocks_of(product, tile)
                 if size not in AT_ONCE or (parts > 1 and (groups > AT_ONCE[size] or product.k < parts * 256)):
                     continue
-                if not beside and sharing > 1 and product.m <= (sharing - 1) * rows_:
+                if group_of(sharing, beside)[1] > 1 and product.m <= rows_:
                     continue  # some blocks would have nothing to do
                 found[tile] = expected_us(product, tile)
     least = min(found.values())
@@ -165,7 +168,7 @@ def time_product(product: Product, runs: dict[Size, Run], flushed: torch.Tensor)
         random.shuffle(order)
         for tile in order:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flushed.zero_()
+            flushed.sum()
             begin.record()
             calls[tile]()
             end.record()
@@ -201,7 +204,7 @@ def main() -> None:
             runs = dict(zip(SIZES, pool.map(partial(compile_tile, folder), SIZES), strict=True))
         except subprocess.CalledProcessError as error:
             sys.exit(f"tile_times.py: nvcc failed: {error.stderr}")
-        flushed, found, begin = torch.empty(FLUSHED, dtype=torch.uint8, device=device), [], time.monotonic()
+        flushed, found, begin = torch.zeros(FLUSHED // 4, device=device), [], time.monotonic()
         for number, product in enumerate(products(arguments.seed)):
             if time.monotonic() - begin > arguments.seconds:
                 break

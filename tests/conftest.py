@@ -133,7 +133,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def groups_of(run: int) -> Path:
     """The file with the groups of a run's tests. `run` is the number of pytest's main process."""
-    return Path(os.environ["MINFER_TESTS_SHARED"]) / f"groups-{run}"
+    shared = Path(os.environ["MINFER_TESTS_SHARED"])
+    shared.mkdir(parents=True, exist_ok=True)
+    return shared / f"groups-{run}"
 
 
 @pytest.hookimpl(optionalhook=True)  # xdist may be missing

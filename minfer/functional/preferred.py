@@ -55,9 +55,10 @@ def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 
 def row_pairs(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v21_row_pairs for a product: with 129 to 256 rows, where the models say that it is the fastest."""
+    """Whether `matmul` takes v21_row_pairs for a product: with 129 to 1024 rows, where the models say that it is the
+    fastest."""
     m, n, k = shape["m"], shape["n"], shape["k"]
-    if not 128 < m <= 256 or min(n, k) < SHORT or n % 8 != 0:
+    if not 128 < m <= 1024 or min(n, k) < SHORT or n % 8 != 0:
         return False
     return fastest(m, n, k, params["layout"] == "TN") == "v21_row_pairs"
 

@@ -3,8 +3,8 @@
 //
 // All models have one form, but for v20_any_columns: a constant, plus the time of the waves of tiles or that of the bytes,
 // whichever is longer; if these are about equal, somewhat more than either. Times are in microseconds. v18_fitted and
-// v12_fp8_even_tiles choose their tiles by their models, too. On an H200 the model of v17_one_wave was fitted to cold times of 302
-// random products, that of v21_row_pairs to 186, and that of v08_fp8_promoted to 563; that of v14_stream_k was fitted on an H100.
+// v12_fp8_even_tiles choose their tiles by their models, too. On an H200 the model of v17_one_wave was fitted to cold times of 984
+// random products, that of v21_row_pairs to 1,037, and that of v08_fp8_promoted to 563; that of v14_stream_k was fitted on an H100.
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -54,33 +54,31 @@ double one_wave(const Product& p) {
   }
   const int at_once = sms * on_sm, waves = (blocks(slice) + at_once - 1) / at_once, steps = (p.k + 63) / 64;
   const int busy_on_sm = waves > 1 ? on_sm : std::min(on_sm, (blocks(slice) + sms - 1) / sms);
-  const double area = double(rows) * slice, products = area / 32 * 0.961, arrive = ((p.m + 7) / 8 * 8 + slice) * 128 / 107.0;
+  const double area = double(rows) * slice, products = area / 32 * 0.522, arrive = ((p.m + 7) / 8 * 8 + slice) * 128 / 186.9;
   const double idle = 1 - std::min(1.0, double(blocks(slice)) / at_once);
   const double of_one = std::sqrt(std::sqrt(square(square(products)) + square(square(arrive))));
-  const double step = (of_one * busy_on_sm + 97) * (1 - 0.336 * idle);
-  const double body = waves * (steps * step + 799 + 0.09 * area * busy_on_sm) / kCyclesPerUs;
-  const double memory = 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n) / 3.92e6 + 3.1;
-  const double of_l2 = 2.0 * blocks(slice) * p.k * (p.m + slice) / 22.9e6;
-  return 5.28 + std::cbrt(cube(body) + cube(memory) + cube(of_l2));
+  const double step = (of_one * busy_on_sm + 118.8) * (1 - 0.0723 * idle);
+  const double body = waves * (steps * step + 4412 + 0.0791 * area * busy_on_sm) / kCyclesPerUs;
+  const double memory = 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n) / 4.156e6;
+  return 3.76 + std::cbrt(cube(body) + cube(memory));
 }
 
-// Two equally high tiles of rows, and the narrowest N-slices of which all run at once (v21_row_pairs.cu). If even the widest need
-// several waves, the time is infinite: the model was fitted to one wave.
+// Equally high tiles of up to 128 rows, and the narrowest N-slices of which all run at once (v21_row_pairs.cu). If even the widest
+// need several waves, the time is infinite: the model was fitted to one wave. What takes longest counts most: the products of a
+// step, its operands on their way to a multiprocessor, or the L2, which sends them to all blocks.
 double row_pairs(const Product& p) {
-  if (p.m <= 128 || p.m > 256 || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
-  const auto blocks = [&](int slice) { return 2 * ((p.n + slice - 1) / slice); };
+  if (p.m <= 128 || p.m > 1024 || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
+  const int down = (p.m + 127) / 128, high = (p.m + down * 16 - 1) / (down * 16) * 16;
+  const auto blocks = [&](int slice) { return down * ((p.n + slice - 1) / slice); };
   int slice = 0;
-  for (const int width : {64, 80, 96, 128, 160, 192, 256})
+  for (const int width : {64, 80, 96, 112, 128, 144, 160, 192, 224, 256})
     if (slice == 0 && (p.tn || width == 64 || width % 128 == 0) && blocks(width) <= kAtOnce[0]) slice = width;
   if (slice == 0) return INFINITY;
-  const int steps = (p.k + 63) / 64, high = (p.m + 31) / 32 * 16;
-  const double area = 128.0 * slice, products = area / 32 * 0.961, arrive = (high + slice) * 128 / 107.0;
-  const double of_one = std::sqrt(std::sqrt(square(square(products)) + square(square(arrive))));
-  const double step = of_one * (1 - 0.157 * (1 - double(blocks(slice)) / kAtOnce[0])) * (p.tn ? 1 : 0.916) + 45.5;
-  const double body = (steps * step + 0.18 * area) / kCyclesPerUs;
-  const double memory = 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n) / 3.92e6;
-  const double of_l2 = 128.0 * blocks(slice) * steps * (high + slice / 2.0) / 15.46e6;
-  return 5.63 + std::cbrt(cube(body) + cube(memory) + cube(of_l2));
+  const bool pairs = down % 2 == 0;  // which share an N-slice
+  const double area = 128.0 * slice, bytes = 128 * (high + (pairs ? slice / 2.0 : slice));
+  const double longest = fourth(area / 32 * 1.094) + fourth(bytes / 112.5) + fourth(blocks(slice) * bytes / 7277);
+  const double step = (std::sqrt(std::sqrt(longest)) + (pairs ? 0 : 7.1)) * (p.tn ? 1 : 0.975);
+  return 4.96 + ((p.k + 63) / 64 * step + 1031 + 0.135 * area) / kCyclesPerUs;
 }
 
 // A pair of blocks has tiles of 256 x 256, and those of the last wave are divided (`deal_out` of v14_stream_k.cu).

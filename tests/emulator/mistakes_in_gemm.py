@@ -188,7 +188,12 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "half of A not copied to the other block": (
         "hgemm-v18_fitted",
-        {"to_both": ("(1 << kSharing) - 1 << rank - side", "1 << rank")},
+        {"to_both": ("(1 << group.across) - 1 << rank - x_in_group", "1 << rank")},
+        "wait for ever at an mbarrier",
+    ),
+    "half of B not copied to the block below": (
+        "hgemm-v18_fitted",
+        {"to_column": ("(group.down > 1 ? 1 << group.across | 1 : 1) << first + x_in_group", "1 << rank")},
         "wait for ever at an mbarrier",
     ),
     "the first weight in place of the second": (

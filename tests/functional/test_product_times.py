@@ -45,7 +45,7 @@ def test_the_models_are_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_choice_by_models_says_their_times() -> None:
-    for m, n, k, kernels in ((100, 2048, 8192, 3), (300, 4096, 4096, 2)):
+    for m, n, k, kernels in ((100, 2048, 8192, 3), (300, 4096, 4096, 3), (1100, 4096, 4096, 2)):
         told = product_times.explained(m, n, k, True)
         times = re.findall(r"(v\d+_\w+) ([\d.]+) us", told)
         assert len(times) == kernels and times[0][0] == product_times.fastest(m, n, k, True)
@@ -56,14 +56,14 @@ def test_a_choice_by_models_says_their_times() -> None:
 
 
 def test_the_tile_that_the_model_chooses_is_near_the_fastest_one() -> None:
-    """The mean loss is below 1.5 %; always 128 x 128 loses over ten times as much."""
+    """The mean loss is below 2.5 %; always 112 x 128 loses over ten times as much."""
     times = choice.timed()
     losses = choice.losses(times, choice.chosen())
-    assert len(times) == 499 and len(losses) > 480 and min(losses.values()) == 0
+    assert len(times) == 889 and len(losses) > 760 and min(losses.values()) == 0
     mean = sum(losses.values()) / len(losses)
-    assert mean < 0.015
-    always = choice.losses(times, lambda product: choice.Tile(128, 128, 2, 1, True))
-    assert len(always) > 300 and sum(always.values()) / len(always) > 10 * mean
+    assert mean < 0.025
+    always = choice.losses(times, lambda product: choice.Tile(112, 128, 2, 1, True))
+    assert len(always) > 600 and sum(always.values()) / len(always) > 10 * mean
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_a_shape_never_seen_is_chosen_for_in_few_calls() -> None:
 
 def test_each_kernel_is_chosen_somewhere_and_only_one() -> None:
     found, kernels = set(), [kernel for kernel in ops.get("hgemm").kernels.values() if kernel.preferred]
-    shapes = [(100, 4096, 4096), (100, 34000, 4096), (100, 2048, 8192), (200, 4096, 4096), (300, 4096, 4096)]
+    shapes = [(100, 4096, 4096), (100, 34000, 4096), (100, 2048, 8192), (200, 5120, 5120), (300, 4096, 4096)]
     shapes += [(4096, 28672, 8192), (8, 2048, 4096)]
     for (m, n, k), layout in [*((shape, "TN") for shape in shapes), ((16, 49155, 4096), "NN")]:
         shape, params = {"m": m, "n": n, "k": k}, {"layout": layout, "accumulate": "float32"}
@@ -141,8 +141,8 @@ def test_a_product_has_a_kernel_whose_tiles_fit_its_rows(op: str, rows: dict[int
 
 
 def test_a_product_of_few_rows_reads_an_unaligned_b_in_place() -> None:
-    of = {m: product_times.fastest(m, 49155, 4096, False) for m in (1, 16, 61, 65, 300)}
-    assert of == dict.fromkeys((1, 16, 61), "v20_any_columns") | dict.fromkeys((65, 300), "v18_fitted")
+    of = {m: product_times.fastest(m, 49155, 4096, False) for m in (1, 16, 48, 65, 300)}
+    assert of == dict.fromkeys((1, 16, 48), "v20_any_columns") | dict.fromkeys((65, 300), "v18_fitted")
     assert product_times.fastest(16, 49155, 4096, True) == "v18_fitted"
     few, layout = {"m": 32, "n": 49160, "k": 4096}, {"layout": "NN"}
     assert preferred.one_wave(few, layout) and "by a rule" in preferred.why("one_wave", few, layout)

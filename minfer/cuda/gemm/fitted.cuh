@@ -5,6 +5,7 @@
 #include "cuda/cluster.cuh"
 #include "cuda/elect.cuh"
 #include "cuda/gemm/fitted_anywhere.cuh"
+#include "cuda/gemm/fitted_choice.h"
 #include "cuda/named_barrier.cuh"
 #include "cuda/wgmma_by_columns.cuh"
 
@@ -21,13 +22,16 @@ struct Inside {
 
   __host__ __device__ constexpr Inside(int count, int pieces)
       : size((count + 7) / 8 * 8), pieces(pieces), piece((size / pieces + 7) / 8 * 8) {}
-  __host__ __device__ constexpr int begin(int number) const { return number * (size - piece); }  // of one or two pieces
+  __host__ __device__ constexpr int begin(int number) const {
+    const int last = size - piece;
+    return number * piece < last ? number * piece : last;
+  }
 };
 
 // Tiles of kM rows and kN columns of the product. One warpgroup multiplies tiles of 64 columns, three those of 192 columns and
 // up to 192 rows (with more, threads would have too few registers), and two all others. They divide the columns if each gets a
 // multiple of 64, else the rows: a warpgroup has kWide times 64 columns, and kHigh rows. A group is the kSharing blocks that
-// share an operand; their tiles are side by side, or one below the other. With kTwo the product has two Bs, and kN counts the
+// share an operand; their tiles are side by side, or one below the other, but four are always side by side. With kTwo the product has two Bs, and kN counts the
 // columns of both: each 64 columns of the first B are followed by the same columns of the second, and the sums of both become
 // one column of the product. With kAnywhere, rows of the product need not start at multiples of 16 bytes (fitted_anywhere.cuh),
 // and with kPlain, in NN, those of B neither; the tiles of a group are then side by side.
@@ -43,7 +47,7 @@ struct Fitted {
   static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : kN == 192 && kM <= 192 ? 3 : 2;
   static constexpr int kWriters = kConsumers * 128, kThreads = kWriters + 128;
   static constexpr int kColumns = kTwo ? kN / 2 : kN;  // of the product
-  static_assert(kSharing == 1 || kSharing == 2);
+  static_assert(kSharing == 1 || kSharing == 2 || kSharing == 4);
   static_assert(!kPlain || (kAnywhere && kLayout == Layout::NN));
   static_assert(!kTwo || (kN % 128 == 0 && !kAnywhere));
   static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % ((kTwo ? 128 : 64) * kConsumers) == 0;
@@ -97,7 +101,7 @@ struct Fitted {
 // How a launch divides a product.
 struct Division {
   int halvings;  // how often k is halved, into 1, 2 or 4 parts; a group has one of them
-  bool beside;   // the tiles of a group are side by side, and share rows of A; else they share columns of B
+  Group group;
   int down, across;  // groups of tiles
 };
 
@@ -128,7 +132,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   uint64_t* empty = full + Of::kStages;  // of all blocks of the group
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Of::kStages; ++stage)
-      barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, kSharing * kConsumers * 4);
+      barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, division.group.mates() * kConsumers * 4);
     tma_prefetch(maps.a), tma_prefetch(maps.a_last);
     if (!Of::kPlain) tma_prefetch(maps.b), tma_prefetch(maps.b_other);
     if (!Of::kAnywhere) tma_prefetch(maps.c);
@@ -137,18 +141,19 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   cluster_sync_relaxed();
 
   const int halvings = division.halvings, parts = 1 << halvings, blocks = kSharing * parts;
-  const int rank = cluster_rank(), side = rank % kSharing, part = rank / kSharing;
-  const bool beside = division.beside;
+  const int rank = cluster_rank(), first = rank / kSharing * kSharing, part = rank / kSharing;
+  const Group group = division.group;
+  const int x_in_group = (rank - first) % group.across, y_in_group = (rank - first) / group.across;
   const int all = (g.k + kBlockK - 1) / kBlockK, begin = all * part >> halvings, end = all * (part + 1) >> halvings;
-  const int high = beside ? Of::kM : Of::kM * kSharing, wide = beside ? Of::kColumns * kSharing : Of::kColumns;
+  const int high = Of::kM * group.down, wide = Of::kColumns * group.across;
   const int tiles = division.down * division.across, clusters = gridDim.x / blocks, warpgroup = warpgroup_index();
   // If all tiles run at once, they are numbered row by row: the L2 is then read less (seen where blocks share rows of A).
-  const int group = tiles <= clusters ? 1 : max(1, kTwice / high);
+  const int rows_of_tiles = tiles <= clusters ? 1 : max(1, kTwice / high);
   const auto for_tiles = [&](auto f) {
     bool backwards = false;  // true for every other tile: it then begins with operands that the L2 still has
     for (int tile = blockIdx.x / blocks; tile < tiles; tile += clusters, backwards = !backwards) {
-      const int2 place = grouped(group, tile, division.down, division.across);
-      f(place.x * high + (beside ? 0 : side * Of::kM), place.y * wide + (beside ? side * Of::kColumns : 0), backwards);
+      const int2 place = grouped(rows_of_tiles, tile, division.down, division.across);
+      f(place.x * high + y_in_group * Of::kM, place.y * wide + x_in_group * Of::kColumns, backwards);
     }
   };
 
@@ -157,37 +162,34 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
     if constexpr (kMovesRegisters) registers_down<40>();
     const bool issues = Of::kPlain ? threadIdx.x == kConsumers * 128 : elected(kConsumers * 4);
     if (Of::kPlain || issues) for_tiles([&](int row, int col, bool backwards) {
-      const Inside rows(max(0, min(Of::kM, g.m - row)), beside ? kSharing : 1);
-      const Inside cols(max(0, min(Of::kColumns, g.n - col)), beside ? 1 : kSharing);
+      const Inside rows(max(0, min(Of::kM, g.m - row)), group.across), cols(max(0, min(Of::kColumns, g.n - col)), group.down);
       const TensorMap& map_a = rows.size == Of::kM ? maps.a : maps.a_last;  //@ map_of_last_rows
       const bool fewer_columns = !Of::kSlabs && cols.size < Of::kN;
+      const int of_row = (1 << group.across) - 1 << rank - x_in_group;  // bits of the blocks that share rows of A  //@ to_both
+      const int of_column = (group.down > 1 ? 1 << group.across | 1 : 1) << first + x_in_group;  // columns of B  //@ to_column
       const int bytes = rows.pieces * rows.piece * kBlockK * sizeof(T) + (Of::kPlain ? 0 : Of::bytes_of_b(cols));
 #pragma unroll 1  // not unrolled: a cold kernel loads its instructions from memory
       for (int step = begin; step < end; ++step, ring.advance()) {
         barrier_wait(empty + ring.stage, ring.parity ^ 1);
         T* stage = stages + ring.stage * Of::kElements;
         uint64_t* filled = full + ring.stage;
-        const int k = (backwards ? begin + end - 1 - step : step) * kBlockK, all_sharing = (1 << kSharing) - 1 << rank - side;  //@ to_both
+        const int k = (backwards ? begin + end - 1 - step : step) * kBlockK;
         const auto own_a = [&](T* box, int x, int y) { tma_load(box, map_a, filled, x, y); };
         const auto map_b = [&](bool second) -> const TensorMap& {
           return (Of::kTwo ? second : fewer_columns) ? maps.b_other : maps.b;  //@ map_of_b
         };
         const auto own_b = [&](T* box, int x, int y, bool second) { tma_load(box, map_b(second), filled, x, y); };
-        const auto shared_a = [&](T* box, int x, int y) { tma_load_multicast(box, map_a, filled, x, y, all_sharing); };
+        const auto shared_a = [&](T* box, int x, int y) { tma_load_multicast(box, map_a, filled, x, y, of_row); };
         const auto shared_b = [&](T* box, int x, int y, bool second) {
-          tma_load_multicast(box, map_b(second), filled, x, y, all_sharing);
+          tma_load_multicast(box, map_b(second), filled, x, y, of_column);
         };
         if (issues) {
           barrier_expect(filled, bytes);
-          if constexpr (kSharing == 1) {
-            Of::load_a(stage, row, k, rows, 0, own_a);
-            if constexpr (!Of::kPlain) Of::template load_b<1>(stage, col, k, cols, 0, own_b);
-          } else if (Of::kAnywhere || beside) {
-            Of::load_a(stage, row, k, rows, side, shared_a);
-            if constexpr (!Of::kPlain) Of::template load_b<1>(stage, col, k, cols, 0, own_b);
-          } else {
-            Of::template load_b<kSharing>(stage, col, k, cols, side, shared_b);
-            Of::load_a(stage, row, k, rows, 0, own_a);
+          if (kSharing > 1 && group.across > 1) Of::load_a(stage, row, k, rows, x_in_group, shared_a);
+          else Of::load_a(stage, row, k, rows, 0, own_a);
+          if constexpr (!Of::kPlain) {
+            if (kSharing > 1 && !Of::kAnywhere && group.down > 1) Of::template load_b<2>(stage, col, k, cols, y_in_group, shared_b);
+            else Of::template load_b<1>(stage, col, k, cols, 0, own_b);
           }
         }
         if constexpr (Of::kPlain) {
@@ -244,7 +246,9 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
     };
     const auto finish_of = [&](int col) { return Finish(g, col + col_of_group + warp % 4 * 16 + lane / 4); };  //@ columns
     const auto release = [&](int stage) {  // to the producers of the group
-      if (lane < kSharing) barrier_arrive_at(empty + stage, rank - side + lane);
+      if (lane >= group.mates()) return;
+      const bool in_row = lane < group.across;
+      barrier_arrive_at(empty + stage, in_row ? rank - x_in_group + lane : first + x_in_group + (1 - y_in_group) * group.across);
     };
 
     for_tiles([&](int row, int col, bool) {
@@ -298,7 +302,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
           const int w = j / Of::kDown, down = min(j % Of::kDown * kBoxRows, Of::kLast);
           const auto add_up = [&](float(&x)[Of::kAtOnce], int w) {
             for (int other = 0; other < parts; ++other) {
-              const float4* theirs = at_block(partial, other * kSharing + side) + (w * kPieces + down / 8) * kWriters + threadIdx.x;
+              const float4* theirs = at_block(partial, other * kSharing + rank - first) + (w * kPieces + down / 8) * kWriters + threadIdx.x;
 #pragma unroll
               for (int i = 0; i < Of::kAtOnce / 4; ++i) {
                 const float4 four = theirs[i * kWriters];
@@ -343,7 +347,8 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   STD_TORCH_CHECK(g.alpha == 1.0f && g.beta == 0.0f, "hgemm: this kernel takes alpha 1 and beta 0, got ", g.alpha, " and ",
                   g.beta);
   FittedMaps maps;
-  const int of_a = beside ? kSharing : 1, of_b = beside ? 1 : kSharing;  // pieces
+  const Group group = group_of(kSharing, beside);
+  const int of_a = group.across, of_b = group.down;  // pieces
   const auto map_a = [&](TensorMap& map, Inside rows) {
     return make_tensor_map(map, g.a, g.m, g.k, g.lda, rows.piece, kBlockK);
   };
@@ -360,8 +365,7 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   STD_TORCH_CHECK(mapped && (kAnywhere || make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, kBoxRows, 64)),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
-  const int64_t down = ceil_div(g.m, beside ? kM : kM * kSharing),
-                across = ceil_div(g.n, beside ? Of::kColumns * kSharing : Of::kColumns);
+  const int64_t down = ceil_div(g.m, kM * group.down), across = ceil_div(g.n, Of::kColumns * group.across);
   STD_TORCH_CHECK(down * across <= INT_MAX / (2 * kSharing * 4), "hgemm: more output tiles than fit 32 bits");
   int clusters = int(down * across);
   if (parts == 1) {
@@ -369,7 +373,7 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
     STD_CUDA_CHECK(clusters_at_once(&at_once, kernel, kSharing, Of::kThreads, Of::kBytes));
     clusters = std::min(clusters, std::max(1, at_once));
   }
-  const Division division{parts / 2, beside, int(down), int(across)};  // parts are 1, 2 or 4
+  const Division division{parts / 2, group, int(down), int(across)};  // parts are 1, 2 or 4
   const int blocks = kSharing * parts;
   STD_CUDA_CHECK(
       launch_clusters(kernel, blocks, clusters * blocks, Of::kThreads, Of::kBytes, g.stream, maps, g, division));

@@ -4,8 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
+
+#ifdef __CUDACC__
+#define MINFER_BOTH __host__ __device__
+#else
+#define MINFER_BOTH
+#endif
 
 namespace minfer {
 
@@ -16,17 +23,35 @@ struct FittedTile {
   double below, beside;
 };
 
+// Blocks that share operands: `across` blocks side by side share rows of A, and `down` blocks below each other columns of B.
+struct Group {
+  int across, down;
+
+  MINFER_BOTH int mates() const { return across + down - 1; }  // blocks to which a block copies, with itself
+};
+
+// `sharing` blocks in one row or, if not `beside`, in one column; but four of them are then 2 x 2.
+MINFER_BOTH constexpr Group group_of(int sharing, bool beside) {
+  return beside ? Group{sharing, 1} : sharing == 4 ? Group{2, 2} : Group{1, sharing};
+}
+
 // Two lists: tiles for 129 rows or more, for kernels that would take long to compile with all tiles; and all tiles.
 #define MINFER_TILES_OF_MANY_ROWS(F) \
-  F(112, 64, 1, 1.05, 1.05) F(160, 64, 1, 0.98, 0.98) F(96, 128, 2, 0.89, 0.99) F(112, 128, 2, 0.92, 0.99) \
-  F(128, 128, 2, 0.94, 0.99) F(144, 128, 2, 0.98, 1.01) F(160, 128, 2, 1.00, 1.03) F(176, 128, 2, 1.02, 1.04) \
-  F(192, 128, 2, 1.02, 1.04) F(208, 128, 2, 1.04, 1.06) F(80, 192, 2, 0.96, 1.06) F(112, 192, 2, 1.04, 1.03) \
-  F(128, 192, 2, 1.03, 1.03) F(144, 192, 2, 1.05, 1.05) F(160, 192, 2, 1.07, 1.08) F(192, 192, 2, 1.09, 1.08) \
-  F(112, 256, 2, 1.10, 1.09) F(128, 256, 2, 1.09, 1.08) F(144, 256, 2, 1.11, 1.10) F(160, 256, 2, 1.10, 1.09)
+  F(72, 64, 1, 1.33, 1.33) F(128, 64, 2, 0.72, 1.04) F(64, 128, 1, 1.35, 1.35) F(80, 128, 2, 0.91, 1.06) \
+  F(96, 128, 2, 0.88, 0.99) F(112, 128, 2, 0.92, 0.99) F(136, 128, 2, 0.98, 1.00) F(144, 128, 2, 0.99, 1.00) \
+  F(152, 128, 2, 1.00, 1.01) F(176, 128, 2, 1.03, 1.03) F(184, 128, 2, 1.03, 1.03) F(120, 128, 4, 0.96, 0.95) \
+  F(72, 192, 2, 0.99, 1.18) F(80, 192, 2, 0.96, 1.07) F(112, 192, 2, 1.02, 1.04) F(120, 192, 2, 1.03, 1.05) \
+  F(128, 192, 2, 1.03, 1.04) F(144, 192, 2, 1.07, 1.07) F(152, 192, 2, 1.08, 1.08) F(176, 192, 2, 1.10, 1.10) \
+  F(192, 192, 2, 1.10, 1.10) F(120, 256, 2, 1.10, 1.11) F(128, 256, 2, 1.10, 1.11) F(160, 256, 2, 1.13, 1.12)
 #define MINFER_FITTED_TILES(F) \
-  MINFER_TILES_OF_MANY_ROWS(F) F(64, 64, 1, 1.34, 1.34) F(80, 64, 1, 1.17, 1.17) F(96, 64, 1, 1.10, 1.10) \
-  F(64, 64, 2, 1.05, 1.41) F(128, 64, 2, 0.33, 0.99) F(64, 128, 1, 1.31, 1.31) F(80, 128, 2, 0.88, 1.08) \
-  F(104, 128, 2, 0.92, 1.03) F(64, 192, 2, 0.99, 1.14) F(176, 192, 2, 1.09, 1.08)
+  MINFER_TILES_OF_MANY_ROWS(F) F(64, 64, 1, 1.36, 1.36) F(80, 64, 1, 1.27, 1.27) F(88, 64, 1, 1.25, 1.25) \
+  F(96, 64, 1, 1.19, 1.19) F(112, 64, 1, 1.14, 1.14) F(120, 64, 1, 1.12, 1.12) F(160, 64, 1, 1.06, 1.06) \
+  F(96, 64, 2, 0.90, 1.18) F(112, 64, 2, 0.79, 1.11) F(152, 64, 2, 0.73, 1.05) F(128, 64, 4, 0.91, 0.85) \
+  F(152, 64, 4, 0.90, 0.80) F(160, 64, 4, 0.90, 0.85) F(96, 128, 1, 1.13, 1.13) F(128, 128, 1, 1.06, 1.06) \
+  F(72, 128, 2, 0.95, 1.17) F(88, 128, 2, 0.89, 1.04) F(104, 128, 2, 0.92, 1.03) F(168, 128, 2, 1.03, 1.03) \
+  F(216, 128, 2, 1.07, 1.07) F(248, 128, 2, 1.10, 1.10) F(88, 128, 4, 0.93, 0.95) F(104, 128, 4, 0.92, 0.94) \
+  F(64, 192, 2, 1.00, 1.14) F(88, 192, 2, 0.97, 1.09) F(96, 192, 2, 0.99, 1.04) F(104, 192, 2, 1.02, 1.05) \
+  F(136, 192, 2, 1.06, 1.07) F(160, 192, 2, 1.08, 1.09) F(136, 256, 2, 1.12, 1.12) F(152, 256, 2, 1.12, 1.12)
 
 #define MINFER_FITTED_TILE(...) {__VA_ARGS__},
 constexpr FittedTile kTilesOfManyRows[] = {MINFER_TILES_OF_MANY_ROWS(MINFER_FITTED_TILE)};
@@ -48,23 +73,26 @@ struct FittedChoice {
 
 inline double square(double x) { return x * x; }
 inline double cube(double x) { return x * x * x; }
+inline double fourth(double x) { return square(square(x)); }
 
-// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. Fitted to 64,000 cold
-// timings of 913 random products of 24 models, with 33 to 4096 rows, on an H200, in bfloat16 and both layouts.
+// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. Fitted to 64,200 cold
+// timings of 1,213 random products of 24 models, with 33 to 4096 rows, on an H200, in bfloat16 and both layouts.
 inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters, int m, int64_t n, int k,
                         bool tn) {
   const int64_t waves = (tiles + clusters - 1) / clusters, steps = ((k + 63) / 64 + parts - 1) / parts;
   const double high = tile.rows, wide = tile.cols, area = high * wide, idle = 1 - std::min(1.0, double(tiles) / clusters);
-  // A step has 64 multiply-adds for each element; a multiprocessor does 2048 of them in a cycle. Its operands arrive meanwhile.
-  const double products = area / 32 * (beside ? tile.beside : tile.below), arrive = (high + wide) * 128 / 104.6;
-  const double step = (std::sqrt(std::sqrt(square(square(products)) + square(square(arrive)))) + 76.6) * (tn ? 1 : 0.988) *
-                      (1 - (tile.sharing == 1 ? 0.224 : 0.047) * idle);
-  const double body = waves * (steps * step + 959 + area * 0.0472) / 1755;
-  const double shared = beside ? high / tile.sharing + wide : high + wide / tile.sharing;
-  const double of_l2 = double(tiles) * tile.sharing * parts * steps * 128 * shared / 14.2e6;
-  const double memory = 2.0 * (double(m) * k + double(n) * k + double(m) * n) / 4.05e6 + 5.9;
-  const double sums = parts == 1 ? 0 : area * (parts == 2 ? 1.456e-4 : 1.752e-4) - 0.4;  // of parts, added up
-  return 4.04 + std::cbrt(cube(body) + cube(of_l2) + cube(memory)) + sums;
+  // A step has 64 multiply-adds for each element; a multiprocessor does 2048 of them in a cycle. Meanwhile the operands of a
+  // later step arrive. Two multiprocessors that are neighbours get what both ask for at about the same time only once. They
+  // run blocks of one group, or, if nothing is shared, mostly blocks that lie side by side.
+  const Group group = group_of(tile.sharing, beside);
+  const double of_a = tile.sharing == 1 || group.across > 1 ? high / 2 : high, of_b = group.down > 1 ? wide / 2 : wide;
+  const double products = area / 32 * (beside ? tile.beside : tile.below), arrive = (of_a + of_b) * 128 / 105.1;
+  const double longer = std::sqrt(std::sqrt(fourth(products) + fourth(arrive)));
+  const double step = (longer + 120.4) * (tn ? 1 : 0.984) * (1 - (tile.sharing == 1 ? 0.424 : 0.198) * idle);
+  const double body = waves * (steps * step + 2517) / 1755;
+  const double memory = 2.0 * (double(m) * k + double(n) * k + double(m) * n) / 5.044e6 + 4.34;
+  const double sums = parts == 1 ? 0 : area * (parts == 2 ? 1.671e-4 : 1.905e-4) - 0.4;  // of parts, added up
+  return 4.0 + std::sqrt(std::sqrt(fourth(body) + fourth(memory))) + sums;
 }
 
 // The choice among these tiles for a product. `at_once` is how many clusters of 1, 2, 4 and 8 blocks run at once on the device.
@@ -74,10 +102,11 @@ FittedChoice choose_fitted(const FittedTile (&of)[kTiles], int m, int64_t n, int
   for (const FittedTile& tile : of)
     for (const bool beside : {false, true}) {
       if (beside && tile.sharing == 1) break;
-      const int64_t high = beside ? tile.rows : tile.sharing * tile.rows, wide = beside ? tile.sharing * tile.cols : tile.cols;
+      const Group group = group_of(tile.sharing, beside);
+      const int64_t high = int64_t(tile.rows) * group.down, wide = int64_t(tile.cols) * group.across;
       const int64_t tiles = ((m + high - 1) / high) * ((n + wide - 1) / wide);
-      for (int halvings = 0; halvings < 3; ++halvings) {
-        const int parts = 1 << halvings, found = at_once[halvings + tile.sharing - 1];
+      for (int halvings = 0; halvings < 3 && tile.sharing << halvings <= 8; ++halvings) {
+        const int parts = 1 << halvings, found = at_once[std::bit_width(unsigned(tile.sharing << halvings)) - 1];
         const int clusters = parts > 1 ? found : std::max(1, found);
         if (parts > 1 && (tiles > clusters || k < parts * 256)) break;  // all parts of all tiles have to run at once
         const double us = fitted_us(tile, parts, beside, tiles, clusters, m, n, k, tn);

@@ -85,7 +85,7 @@ op = Op(
 
 FLOAT32, FLOAT16 = {"accumulate": ("float32",)}, {"accumulate": ("float16",)}
 VECTORS = multiples(n=8, k=8)  # rows of 16-byte pieces
-SKINNY = {m: both(VECTORS, at_most(m=m)) for m in (8, 128, 256)}
+SKINNY = {m: both(VECTORS, at_most(m=m)) for m in (8, 128, 1024)}
 
 op.torch("torch", torch_matmul, baseline=True, params=FLOAT32)
 op.torch("torch_acc16", torch_matmul_acc16, baseline=True, params=FLOAT16, dtypes=("float16",))
@@ -129,7 +129,7 @@ op.cuda(
     requires=at_most(m=64),
     preferred="any_columns",
 )
-op.cuda("v21_row_pairs.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[256], preferred="row_pairs")
+op.cuda("v21_row_pairs.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[1024], preferred="row_pairs")
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)
