@@ -1,14 +1,16 @@
 """Computes how much slower the tile that v18_fitted chooses is than the fastest tile. Its cold times on an H200 are in
-`benchmarks/results/tiles-nvidia-h200.parquet`, from `tile_times.py`: 36 sizes of tiles, 13 of them with and without pairs, at
-499 products, which were drawn from the layers of 24 models, in bfloat16, TN and NN. The constants of the model
-(minfer/cuda/gemm/fitted_choice.h) had been fitted before, to other products.
+`benchmarks/results/tiles-nvidia-h200.parquet`, from `tile_times.py`: at 889 products, which were drawn from the layers of
+24 models, in bfloat16, TN and NN. At a third of them 85 kinds of tiles were timed. The others are small, with few tiles;
+70 kinds were timed there, most of 64 columns. The constants of the model (minfer/cuda/gemm/fitted_choice.h) were fitted to
+other products.
 
     uv run python benchmarks/choice.py                                                  # needs no GPU
     uv run --with nvidia-matmul-heuristics==0.1.0.27 python benchmarks/choice.py        # NVIDIA's model beside it
 
 The loss of a choice is its time over the fastest tile's, minus one. Each time is the median of seven runs, in a new order of
-the tiles each time. The least of seventy such medians is biased low, so losses are overstated. NVIDIA's model rates only tiles
-whose sides are multiples of 64. The last lines compare its choice with the fastest of these tiles.
+the tiles each time. The least of up to 200 such medians is biased low, so losses are overstated. A product whose chosen tile
+was not timed is left out. NVIDIA's model rates only tiles whose sides are multiples of 64. The last lines compare its choice
+with the fastest of these tiles.
 """
 
 from __future__ import annotations
