@@ -1,14 +1,14 @@
 """Computes how much slower the tile that v18_fitted chooses is than the fastest tile. Its cold times on an H200 are in
 `benchmarks/results/tiles-nvidia-h200.parquet`, from `tile_times.py`: at 889 products, which were drawn from the layers of
-24 models, in bfloat16, TN and NN. At a third of them 85 kinds of tiles were timed. The others are small, with few tiles;
-70 kinds were timed there, most of 64 columns. The constants of the model (minfer/cuda/gemm/fitted_choice.h) were fitted to
-other products.
+24 models, in bfloat16, TN and NN. 85 kinds of tiles were timed at 274 products of any size, and 58 kinds, most of 64
+columns, at 615 products that have at most 220 tiles of 160 x 64. The constants of the model
+(minfer/cuda/gemm/fitted_choice.h) were fitted to other products.
 
     uv run python benchmarks/choice.py                                                  # needs no GPU
     uv run --with nvidia-matmul-heuristics==0.1.0.27 python benchmarks/choice.py        # NVIDIA's model beside it
 
 The loss of a choice is its time over the fastest tile's, minus one. Each time is the median of seven runs, in a new order of
-the tiles each time. The least of up to 200 such medians is biased low, so losses are overstated. A product whose chosen tile
+the tiles each time. The least of up to 310 such medians is biased low, so losses are overstated. A product whose chosen tile
 was not timed is left out. NVIDIA's model rates only tiles whose sides are multiples of 64. The last lines compare its choice
 with the fastest of these tiles.
 """

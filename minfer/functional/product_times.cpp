@@ -1,11 +1,11 @@
 // Which kernel takes the least time on an H100 or H200, by models of their times: hgemm's for a product with 17 rows or more,
 // or with a b whose rows start anywhere, and quant_gemm's for a product with fp8 and 129 rows or more.
 //
-// All models have one form, but for v20_any_columns: a constant, plus the time of the waves of tiles or that of the bytes,
-// whichever is longer; if these are about equal, somewhat more than either. Times are in microseconds. v18_fitted and
-// v12_fp8_even_tiles choose their tiles by their models, too. On an H200 the model of v17_one_wave was fitted to cold times of
-// 984 random products, that of v21_row_pairs to 1,037, and that of v08_fp8_promoted to 563; that of v14_stream_k was fitted on
-// an H100.
+// Most models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if
+// these are about equal, somewhat more than either. Those of v20_any_columns and v21_row_pairs differ. Times are in
+// microseconds. v18_fitted and v12_fp8_even_tiles choose their tiles by their models, too. On an H200 the model of v17_one_wave
+// was fitted to cold times of 984 random products, that of v21_row_pairs to 1,037, and that of v08_fp8_promoted to 563; that of
+// v14_stream_k was fitted on an H100.
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -65,8 +65,8 @@ double one_wave(const Product& p) {
 }
 
 // Equally high tiles of up to 128 rows, and the narrowest N-slices of which all run at once (v21_row_pairs.cu). If even the
-// widest need several waves, the time is infinite: the model was fitted to one wave. What takes longest counts most: the
-// products of a step, its operands on their way to a multiprocessor, or the L2, which sends them to all blocks.
+// widest need several waves, the time is infinite: the model was fitted to one wave. A step takes the 4-norm of three times: of
+// its multiply-adds, of its operands on their way to one multiprocessor, and of the L2, which sends operands to all blocks.
 double row_pairs(const Product& p) {
   if (p.m <= 128 || p.m > 1024 || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
   const int down = (p.m + 127) / 128, high = (p.m + down * 16 - 1) / (down * 16) * 16;

@@ -103,7 +103,7 @@ HOPPER = {  # the shapes of wgmma, threads, and products between two waits at le
     "v17_one_wave": ({f"64x{n}x16" for n in (32, 48, 64, 112, 128, 224, 256)}, {160, 288}, 4),
     "v21_row_pairs": ({f"64x{n}x16" for n in (64, 80, 96, 112, 128, 144, 160, 192, 224, 256)}, {288}, 4),
     "v18_fitted": (
-        {f"64x{n}x16" for n in (64, 80, 96, 104, 112, *range(128, 225, 16))},
+        {f"64x{n}x16" for n in (*range(64, 193, 8), 216, 224, 248)},
         {256, 384, 512},
         4,
     ),

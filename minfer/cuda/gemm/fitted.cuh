@@ -31,10 +31,11 @@ struct Inside {
 // Tiles of kM rows and kN columns of the product. One warpgroup multiplies tiles of 64 columns, three those of 192 columns and
 // up to 192 rows (with more, threads would have too few registers), and two all others. They divide the columns if each gets a
 // multiple of 64, else the rows: a warpgroup has kWide times 64 columns, and kHigh rows. A group is the kSharing blocks that
-// share an operand; their tiles are side by side, or one below the other, but four are always side by side. With kTwo the product has two Bs, and kN counts the
-// columns of both: each 64 columns of the first B are followed by the same columns of the second, and the sums of both become
-// one column of the product. With kAnywhere, rows of the product need not start at multiples of 16 bytes (fitted_anywhere.cuh),
-// and with kPlain, in NN, those of B neither; the tiles of a group are then side by side.
+// share operands. Two of them lie side by side or one below the other, four side by side or two by two. With kTwo the product
+// has two Bs, and kN counts the columns of both: each 64 columns of the first B are followed by the same columns of the
+// second, and the sums of both become one column of the product. With kAnywhere, rows of the product need not start at
+// multiples of 16 bytes (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; the tiles of a group are then side
+// by side.
 template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kPlain_ = false, bool kTwo_ = false,
           int kSharing_ = 2>
 struct Fitted {
@@ -69,10 +70,10 @@ struct Fitted {
   static constexpr int kDown = (kHigh + kBoxRows - 1) / kBoxRows, kLast = kHigh - kBoxRows;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
-  // These start the copies of one piece of B or of A. An operand that is shared has kSharing pieces, one for each block of the
-  // group, and one that is not shared has one. `load(box, x, y, second)` calls one of TMA's functions, and supplies the other
-  // arguments. second: whether from the second B. In slabs of 64 columns, a piece of B has all columns and a part of the
-  // 64 values of k; with two Bs in TN, it has some of the slabs.
+  // These start the copies of one piece of B or of A. An operand has as many pieces as blocks share it, and each of these blocks
+  // copies one to all of them. `load(box, x, y, second)` calls one of TMA's functions, and supplies the other arguments. second:
+  // whether from the second B. In slabs of 64 columns, a piece of B has all columns and a part of the 64 values of k; with two
+  // Bs in TN, it has some of the slabs.
   static constexpr bool kSlabs = !kTN || kTwo;
   template <int kPieces, typename Load>
   __device__ static void load_b(T* stage, int col, int k, Inside cols, int piece, Load load) {
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   T* stages = reinterpret_cast<T*>(shared);
   T* out = stages + Of::kStages * Of::kElements;
   uint64_t* full = reinterpret_cast<uint64_t*>(out + Of::kOut);
-  uint64_t* empty = full + Of::kStages;  // of all blocks of the group
+  uint64_t* empty = full + Of::kStages;  // of all blocks to which this one copies
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Of::kStages; ++stage)
       barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, division.group.mates() * kConsumers * 4);
@@ -165,8 +166,8 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
       const Inside rows(max(0, min(Of::kM, g.m - row)), group.across), cols(max(0, min(Of::kColumns, g.n - col)), group.down);
       const TensorMap& map_a = rows.size == Of::kM ? maps.a : maps.a_last;  //@ map_of_last_rows
       const bool fewer_columns = !Of::kSlabs && cols.size < Of::kN;
-      const int of_row = (1 << group.across) - 1 << rank - x_in_group;  // bits of the blocks that share rows of A  //@ to_both
-      const int of_column = (group.down > 1 ? 1 << group.across | 1 : 1) << first + x_in_group;  // columns of B  //@ to_column
+      const int of_row = (1 << group.across) - 1 << rank - x_in_group;  // the blocks that get the same A  //@ to_both
+      const int of_column = (group.down > 1 ? 1 << group.across | 1 : 1) << first + x_in_group;  // the same B  //@ to_column
       const int bytes = rows.pieces * rows.piece * kBlockK * sizeof(T) + (Of::kPlain ? 0 : Of::bytes_of_b(cols));
 #pragma unroll 1  // not unrolled: a cold kernel loads its instructions from memory
       for (int step = begin; step < end; ++step, ring.advance()) {
@@ -245,7 +246,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
       }
     };
     const auto finish_of = [&](int col) { return Finish(g, col + col_of_group + warp % 4 * 16 + lane / 4); };  //@ columns
-    const auto release = [&](int stage) {  // to the producers of the group
+    const auto release = [&](int stage) {  // to the producers that copy to this block
       if (lane >= group.mates()) return;
       const bool in_row = lane < group.across;
       barrier_arrive_at(empty + stage, in_row ? rank - x_in_group + lane : first + x_in_group + (1 - y_in_group) * group.across);

@@ -17,7 +17,7 @@
 namespace minfer {
 
 // A tile's size, how many blocks share an operand of it, and the fitted ratio of a step's cycles to those at the tensor cores'
-// full rate: where the tiles of these blocks lie one below the other, and where they lie side by side.
+// full rate: where these blocks lie one below the other (four of them: two by two), and where they lie side by side.
 struct FittedTile {
   int rows, cols, sharing;
   double below, beside;
@@ -27,10 +27,11 @@ struct FittedTile {
 struct Group {
   int across, down;
 
-  MINFER_BOTH int mates() const { return across + down - 1; }  // blocks to which a block copies, with itself
+  // How many blocks copy to a block, with itself: of 2 x 2 blocks three, all but the one diagonally opposite.
+  MINFER_BOTH int mates() const { return across + down - 1; }
 };
 
-// `sharing` blocks in one row or, if not `beside`, in one column; but four of them are then 2 x 2.
+// If `beside`, a row of `sharing` blocks; else a column of them, but 2 x 2 if they are four.
 MINFER_BOTH constexpr Group group_of(int sharing, bool beside) {
   return beside ? Group{sharing, 1} : sharing == 4 ? Group{2, 2} : Group{1, sharing};
 }
@@ -82,8 +83,9 @@ inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t 
   const int64_t waves = (tiles + clusters - 1) / clusters, steps = ((k + 63) / 64 + parts - 1) / parts;
   const double high = tile.rows, wide = tile.cols, area = high * wide, idle = 1 - std::min(1.0, double(tiles) / clusters);
   // A step has 64 multiply-adds for each element; a multiprocessor does 2048 of them in a cycle. Meanwhile the operands of a
-  // later step arrive. Two multiprocessors that are neighbours get what both ask for at about the same time only once. They
-  // run blocks of one group, or, if nothing is shared, mostly blocks that lie side by side.
+  // later step arrive. Two multiprocessors that are neighbours get what both ask for at about the same time only once. The
+  // model assumes that they run blocks of one group or, if a group is one block, tiles that lie side by side, as is mostly so
+  // where all tiles run at once.
   const Group group = group_of(tile.sharing, beside);
   const double of_a = tile.sharing == 1 || group.across > 1 ? high / 2 : high, of_b = group.down > 1 ? wide / 2 : wide;
   const double products = area / 32 * (beside ? tile.beside : tile.below), arrive = (of_a + of_b) * 128 / 105.1;

@@ -3,7 +3,7 @@
 // become 512. Here the rows of A are the columns of wgmma, so a tile may have any multiple of 8 of them; the 64 rows of wgmma
 // are columns of B, of which there are many. So for nearly every M some tile fills a wave, and a model of the time chooses the
 // tile (cuda/gemm/fitted_choice.h). With up to 256 rows and few columns it takes tiles of 64 columns: wider ones would leave SMs
-// idle, and each busy SM would fetch more bytes. Two blocks share an operand in all but six of the 30 variants. The last tiles
+// idle, and each busy SM would fetch more bytes. In 44 of the 55 kinds of tiles, two or four blocks share operands. The last tiles
 // copy only their rows inside of the matrix, because TMA takes longer for a row outside. If there are fewer tiles than SMs, the
 // blocks of a cluster divide k and add their sums through each other's shared memory: no scratch memory, no counters, and the
 // same bits each time.
