@@ -38,7 +38,7 @@ from minfer.ops import Kernel, drawn
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS, FLUSHED = 7, 256 << 20
-SLOW = 1.6
+SLOW, FEW = 1.6, 220
 
 
 class Size(NamedTuple):
@@ -98,9 +98,8 @@ def compile_tile(folder: Path, size: Size) -> Run:
 def blocks_of(product: Product, tile: Tile) -> tuple[int, int]:
     """How many groups of blocks a product has, and their size with all parts of k."""
     across, down = group_of(tile.sharing, tile.beside)
-    return math.ceil(product.m / (tile.rows * down)) * math.ceil(
-        product.n / (tile.cols * across)
-    ), tile.sharing * tile.parts
+    groups = math.ceil(product.m / (tile.rows * down)) * math.ceil(product.n / (tile.cols * across))
+    return groups, tile.sharing * tile.parts
 
 
 def expected_us(product: Product, tile: Tile) -> float:
@@ -131,13 +130,16 @@ def tiles_for(product: Product) -> list[Tile]:
     return [tile for tile, us in found.items() if us <= SLOW * least]
 
 
-def products(seed: int) -> Iterator[Product]:
+def products(seed: int, small: bool) -> Iterator[Product]:
+    """small: only those with at most `FEW` tiles of 160 x 64."""
     source, models = random.Random(seed), drawn.models()
     while True:
         n, k = source.choice(drawn.linear_layers(source.choice(models))[:-1])
         if min(n, k) >= 512 and n % 8 == k % 8 == 0:
             m = round(math.exp(source.uniform(math.log(33), math.log(4096))))
-            yield Product(m, n, k, source.choice(["TN", "NN"]))
+            layout = source.choice(["TN", "NN"])
+            if not small or math.ceil(m / 160) * math.ceil(n / 64) <= FEW:
+                yield Product(m, n, k, layout)
 
 
 def time_product(product: Product, runs: dict[Size, Run], flushed: torch.Tensor) -> list[dict[str, Any]]:
@@ -188,6 +190,9 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=120, help="how long to time, compiling apart")
     parser.add_argument("--seed", type=int, default=100, help="of the products")
+    parser.add_argument(
+        "--small", action="store_true", help="only products with few tiles, where narrow tiles are fast"
+    )
     parser.add_argument("--folder", type=Path, help="keeps the compiled tiles, and uses those of an earlier run")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -205,7 +210,7 @@ def main() -> None:
         except subprocess.CalledProcessError as error:
             sys.exit(f"tile_times.py: nvcc failed: {error.stderr}")
         flushed, found, begin = torch.zeros(FLUSHED // 4, device=device), [], time.monotonic()
-        for number, product in enumerate(products(arguments.seed)):
+        for number, product in enumerate(products(arguments.seed, arguments.small)):
             if time.monotonic() - begin > arguments.seconds:
                 break
             found += time_product(product, runs, flushed)
