@@ -13,17 +13,13 @@ from minfer.functional.product_times import MULTIPROCESSORS, explained, fastest,
 from minfer.ops.quantised import INT4
 
 SHORT = 512  # the rules say nothing of products with a smaller n or k
-FEW_ROWS = 32  # up to these `one_wave` asks no model: that of v18_fitted was fitted to 33 rows and more
-BY_MODELS = {"one_wave", "row_pairs", "fitted", "stream_k", "any_columns"}
-HOPPER_ONLY = {
-    "few_rows_of_small_layers", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_prompts_of_wide_heads"
-}  # fmt: skip
+BY_MODELS = {"gemv", "one_wave", "row_pairs", "fitted", "stream_k", "any_columns"}
+HOPPER_ONLY = {"gemv", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_prompts_of_wide_heads"}
 
 
 def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
     """What a rule decides by: the models' times, or the rule's name."""
-    asks = rule in BY_MODELS and not (rule == "one_wave" and shape["m"] <= FEW_ROWS)
-    if asks and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
+    if rule in BY_MODELS and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
         return f"by models of the times: {times}"
     if rule in ("fp8_even_tiles", "fp8_large_tiles"):
         both = zip(
@@ -35,23 +31,20 @@ def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
     return f"by a rule, {rule} (minfer/functional/preferred.py)"
 
 
-def few_rows_of_small_layers(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v15_gemv for a product: up to 8 rows, and a b in TN of at most 2048 * 4096 elements.
-
-    4 x 1024 x 1024 takes 6.7 us with it and 8.3 with v17_one_wave; 8 x 1024 x 4096 takes 8.4, and 10.0 with v18_fitted. For
-    4 x 3072 x 4096, which takes 14.5, v18_fitted is faster: 14.3. One row was not timed; in v15_gemv it costs what 8 do."""
+def gemv(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `matmul` takes v15_gemv for a product: up to 8 rows, in TN, where the models say that it is the fastest."""
     m, n, k = shape["m"], shape["n"], shape["k"]
-    is_small = SHORT <= n <= 3072 and n % 8 == 0 and SHORT <= k <= 4096 and n * k <= 2048 * 4096
-    return 0 < m <= 8 and is_small and params["layout"] == "TN"
+    if not 0 < m <= 8 or min(n, k) < SHORT or n % 8 != 0 or params["layout"] != "TN":
+        return False
+    return fastest(m, n, k, True) == "v15_gemv"
 
 
 def one_wave(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v17_one_wave for a product: with 17 to 32 rows, and with 33 to 128 where the models say that it is
-    faster than v18_fitted."""
+    """Whether `matmul` takes v17_one_wave for a product: up to 128 rows, where the models say that it is the fastest."""
     m, n, k = shape["m"], shape["n"], shape["k"]
-    if not 16 < m <= 128 or min(n, k) < SHORT or n % 8 != 0:
+    if not 0 < m <= 128 or min(n, k) < SHORT or n % 8 != 0:
         return False
-    return m <= FEW_ROWS or fastest(m, n, k, params["layout"] == "TN") == "v17_one_wave"
+    return fastest(m, n, k, params["layout"] == "TN") == "v17_one_wave"
 
 
 def row_pairs(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
@@ -64,15 +57,13 @@ def row_pairs(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 
 def fitted(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `matmul` takes v18_fitted: from 33 rows on where the models say that it is the fastest; and where n is no
-    multiple of 8, which of the fast kernels only v18_fitted supports. In NN the rows of B are then not aligned either; `matmul`
-    copies B first, where v20_any_columns is not faster."""
+    """Whether `matmul` takes v18_fitted: where the models say that it is the fastest; and where n is no multiple of 8, which
+    of the fast kernels only v18_fitted supports. In NN the rows of B are then not aligned either; `matmul` copies B first,
+    where v20_any_columns is not faster."""
     m, n, k = shape["m"], shape["n"], shape["k"]
-    if m == 0 or min(n, k) < SHORT or any_columns(shape, params):
+    if m == 0 or min(n, k) < SHORT:
         return False
-    if n % 8 == 0 and m <= 32:
-        return False
-    return not (one_wave(shape, params) or row_pairs(shape, params) or stream_k(shape, params))
+    return not any(rule(shape, params) for rule in (any_columns, gemv, one_wave, row_pairs, stream_k))
 
 
 def stream_k(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

@@ -1,11 +1,11 @@
-// Which kernel takes the least time on an H100 or H200, by models of their times: hgemm's for a product with 17 rows or more,
-// or with a b whose rows start anywhere, and quant_gemm's for a product with fp8 and 129 rows or more.
+// Which kernel takes the least time on an H100 or H200, by models of their times: hgemm's, and quant_gemm's for a product with
+// fp8 and 129 rows or more.
 //
 // Most models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if
 // these are about equal, somewhat more than either. Those of v20_any_columns and v21_row_pairs differ. Times are in
-// microseconds. v18_fitted and v12_fp8_even_tiles choose their tiles by their models, too. On an H200 the model of v17_one_wave
-// was fitted to cold times of 984 random products, that of v21_row_pairs to 1,037, and that of v08_fp8_promoted to 563; that of
-// v14_stream_k was fitted on an H100.
+// microseconds. v18_fitted and v12_fp8_even_tiles choose their tiles by their models, too. On an H200 the models for up to 64
+// rows were fitted to cold times of 2,000 random products with up to 32; of the others that of v17_one_wave to 984, that of v21_row_pairs to
+// 1,037, that of v08_fp8_promoted to 563, and that of v14_stream_k to 536, so that its ratio to v18_fitted is right.
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -24,13 +24,50 @@ struct Product {
   bool tn;
 };
 
+// Up to so many rows a product takes the time that b needs to arrive, so the models have other constants.
+constexpr int kFewRows = 64;
+
+double bytes_of(const Product& p) { return 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n); }
+
+// The time of few rows, from that of the waves of tiles. The last wave of several has fewer tiles, which read more slowly:
+// `missing` is how many more the waves have room for, as a share of all tiles, and `weight` what that costs.
+double of_few_rows(const Product& p, double constant, double body, double bytes_per_us, double missing, double weight) {
+  const double memory = bytes_of(p) / bytes_per_us * (1 + weight * missing);
+  return constant + std::sqrt(std::sqrt(fourth(body) + fourth(memory)));
+}
+
+// A warp has 16 columns, and the warps of a block divide k (`launch_layout` of gemv.cuh).
+double gemv(const Product& p) {
+  if (p.m > 8 || !p.tn || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
+  const int sms = kAtOnce[0], blocks = (p.n + 15) / 16, batches = (p.k + 127) / 128;
+  int warps = 1;
+  while (2 * warps <= std::min(16, batches) && (warps < 4 || 2 * warps * blocks <= 24 * sms)) warps *= 2;
+  const int at_once = sms * (24 / warps), waves = (blocks + at_once - 1) / at_once;
+  const double body = waves * ((batches + warps - 1) / warps) * 2602 / kCyclesPerUs;
+  return of_few_rows(p, 5.055, body, 3.902e6, 0, 0);
+}
+
 // Rows of b that do not start at multiples of 16 bytes.
 bool has_odd_rows(const Product& p) { return !p.tn && p.n % 8 != 0; }
 
+// The time of v18_fitted's tiles for few rows, in one row of tiles. A step takes the same time for all of its tiles.
+double fitted_few_rows(const Product& p, const FittedChoice& of) {
+  const FittedTile& tile = of.tile;
+  const int64_t sms = kAtOnce[0], wide = group_of(tile.sharing, of.beside).across * tile.cols;
+  const int64_t blocks = (p.n + wide - 1) / wide * tile.sharing * of.parts, waves = (blocks + sms - 1) / sms;
+  const int steps = ((p.k + 63) / 64 + of.parts - 1) / of.parts;
+  const double idle = 1 - std::min(1.0, double(blocks) / sms), missing = waves > 1 ? double(waves * sms) / blocks - 1 : 0;
+  const double body = waves * steps * 143.4 * (1 + 0.6006 * idle) / kCyclesPerUs;
+  const double sums = of.parts > 1 ? 0.5805 + 0.6525e-4 * tile.rows * tile.cols * of.parts : 0;
+  return of_few_rows(p, p.tn ? 6.241 : 5.817, body, 4.332e6, missing, 0.1137) + sums;
+}
+
 // `matmul` copies odd rows first.
 double fitted(const Product& p) {
+  if (p.k % 8 != 0) return INFINITY;
   const double copied = has_odd_rows(p) ? 6 + 4.0 * p.n * p.k / kOfCopy : 0;
-  return p.k % 8 == 0 ? choose_fitted(kFittedTiles, p.m, p.n, p.k, p.tn, kAtOnce).us + copied : INFINITY;
+  const FittedChoice of = choose_fitted(kFittedTiles, p.m, p.n, p.k, p.tn, kAtOnce);
+  return (p.m <= kFewRows ? fitted_few_rows(p, of) : of.us) + copied;
 }
 
 // b is read from memory once, and from the L2 once for every 16 rows of a.
@@ -44,24 +81,27 @@ double any_columns(const Product& p) {
 // to 64 rows two blocks with the widest slices share an SM.
 double one_wave(const Product& p) {
   if (p.m > 128 || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
-  const int sms = kAtOnce[0], rows = p.m <= 64 ? 64 : 128;
+  const bool few = p.m <= kFewRows;
+  const int sms = kAtOnce[0];
   const auto blocks = [&](int slice) { return (p.n + slice - 1) / slice; };
   int slice = 0, on_sm = 1;
   for (const int width : {32, 48, 64, 112, 128})
     if (slice == 0 && (p.tn ? width != 128 : width % 64 == 0) && blocks(width) <= sms) slice = width;
   if (slice == 0) {
-    on_sm = rows == 64 ? 2 : 1, slice = 256 / on_sm;
+    on_sm = few ? 2 : 1, slice = 256 / on_sm;
     if (const int wide = 224 / on_sm; p.tn && (blocks(wide) <= sms * on_sm || blocks(slice) > sms * on_sm)) slice = wide;
   }
   const int at_once = sms * on_sm, waves = (blocks(slice) + at_once - 1) / at_once, steps = (p.k + 63) / 64;
-  const int busy_on_sm = waves > 1 ? on_sm : std::min(on_sm, (blocks(slice) + sms - 1) / sms);
-  const double area = double(rows) * slice, products = area / 32 * 0.522, arrive = ((p.m + 7) / 8 * 8 + slice) * 128 / 186.9;
   const double idle = 1 - std::min(1.0, double(blocks(slice)) / at_once);
-  const double of_one = std::sqrt(std::sqrt(square(square(products)) + square(square(arrive))));
-  const double step = (of_one * busy_on_sm + 118.8) * (1 - 0.0723 * idle);
-  const double body = waves * (steps * step + 4412 + 0.0791 * area * busy_on_sm) / kCyclesPerUs;
-  const double memory = 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n) / 4.156e6;
-  return 3.76 + std::cbrt(cube(body) + cube(memory));
+  if (few) {
+    const double missing = waves > 1 ? double(waves) * at_once / blocks(slice) - 1 : 0;
+    const double step = 173.0 * (blocks(slice) > sms ? 2.024 : 1) * (1 + 0.3658 * idle);
+    return of_few_rows(p, p.tn ? 5.493 : 4.992, waves * steps * step / kCyclesPerUs, 4.393e6, missing, 0.1328);
+  }
+  const double area = 128.0 * slice, products = area / 32 * 0.522, arrive = ((p.m + 7) / 8 * 8 + slice) * 128 / 186.9;
+  const double step = (std::sqrt(std::sqrt(fourth(products) + fourth(arrive))) + 118.8) * (1 - 0.0723 * idle);
+  const double body = waves * (steps * step + 4412 + 0.0791 * area) / kCyclesPerUs;
+  return 3.76 + std::cbrt(cube(body) + cube(bytes_of(p) / 4.156e6));
 }
 
 // Equally high tiles of up to 128 rows, and the narrowest N-slices of which all run at once (v21_row_pairs.cu). If even the
@@ -92,11 +132,11 @@ double stream_k(const Product& p) {
     const int64_t helpers = std::min(clusters - rest, std::max<int64_t>(1, int64_t(std::sqrt(steps / 1.5)) - 1) * rest);
     const double each = double(rest) / helpers, takes = 1.5 * (1 + 1 / each), gives = 2 * (1 + each);
     const double own = std::max(1.0, std::ceil((steps * each + gives - takes) / (1 + each)));
-    if (own + takes < steps - 1) of_pair = whole * steps + own + takes, dealt = 4.1;
+    if (own + takes < steps - 1) of_pair = whole * steps + own + takes, dealt = 2.34;
   }
-  const double body = 1024 * of_pair / kCyclesPerUs * 1.155 + 2.25 * waves + dealt;
-  const double bytes = 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n), memory = 0.99 * bytes / 4e6 + 12;
-  return 1.34 + std::cbrt(body * body * body + memory * memory * memory);
+  const double body = 1024 * of_pair / kCyclesPerUs * 1.194 + 0.112 * waves + dealt;
+  const double memory = bytes_of(p) / 3.416e6 + 2.84;
+  return 4.54 + std::cbrt(cube(body) + cube(memory));
 }
 
 struct Model {
@@ -106,8 +146,8 @@ struct Model {
 
 // Of equal times the first is taken.
 constexpr Model kModels[] = {
-    {"v18_fitted", fitted},         {"v17_one_wave", one_wave},       {"v21_row_pairs", row_pairs},
-    {"v14_stream_k", stream_k},     {"v20_any_columns", any_columns},
+    {"v18_fitted", fitted},     {"v17_one_wave", one_wave},       {"v21_row_pairs", row_pairs},
+    {"v14_stream_k", stream_k}, {"v20_any_columns", any_columns}, {"v15_gemv", gemv},
 };
 
 // quant_gemm's v08_fp8_promoted: a pair of blocks has tiles of 256 x 256 of a product with fp8.

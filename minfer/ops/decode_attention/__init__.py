@@ -48,8 +48,8 @@ from minfer.ops import (
     size,
     within,
 )  # fmt: skip
+from minfer.ops.attention_reference import Rows, attend
 from minfer.ops.decode_attention import baselines
-from minfer.ops.prefill_attention import Rows, attend
 from minfer.ops.tensors import Floats
 
 SCALES = (0.75, 1.25)  # of k and of v in an fp8 cache

@@ -104,7 +104,7 @@ for rung in ("v10_wgmma", "v11_specialised", "v12_pingpong", "v13_cooperative"):
     op.cuda(f"{rung}.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
 op.cuda("v14_small.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
 op.cuda("v14_stream_k.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, preferred="stream_k")
-op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8], preferred="few_rows_of_small_layers")
+op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8], preferred="gemv")
 op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128])
 # With fewer columns than any that were measured its N-slices leave SMs idle.
 op.cuda(

@@ -46,10 +46,10 @@ from minfer.ops import (
     size,
     within,
 )  # fmt: skip
+from minfer.ops.attention_reference import Rows, attend
 from minfer.ops.decode_attention import Queries, blocks_of, keys_of_queries, lengths_of, page_of, rows_of
 from minfer.ops.mla_decode import baselines
 from minfer.ops.mla_decode.baselines import LATENT, ROW, SCALE
-from minfer.ops.prefill_attention import Rows, attend
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,163 @@
+"""Times the kernels among which `matmul` chooses, at random products of public models, and says how good the choice is.
+
+    uv run python benchmarks/kernel_times.py                                    # from the committed times; needs no GPU
+    uv run python benchmarks/kernel_times.py --time --seconds 60 --rows 1 64    # times anew, on an H100 or H200
+
+The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 9,996 products, in bfloat16 and both layouts: N and
+K are layers of the 24 models of `minfer/ops/models.csv`, M is log-uniform and not rounded. There are three sets, with 1 to 32
+rows, 33 to 4096, and 1024 to 8192. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a
+random half of the first set, and that of v14_stream_k to a random half of the third. In the second set v18_fitted had 48 of
+its 55 kinds of tiles.
+
+A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
+kernels. A kernel whose result is wrong ends the program. The table compares the kernel that the models name (`chosen`) and the
+fastest one with `torch.mm`: the ratio of speeds in the geometric mean, and the share of products under 0.95. A loss is the
+chosen kernel's time over that of the fastest, minus one. The least of several medians is biased low, so losses are overstated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from benchmarks import rows
+from benchmarks.choice import Product
+from minfer import ops
+from minfer.bench.device import pick
+from minfer.functional import library, product_times
+from minfer.ops import drawn
+
+TIMES = Path(__file__).resolve().parent / "results" / "products-nvidia-h200.parquet"
+MOST_ROWS = {"v15_gemv": 8, "v17_one_wave": 128, "v21_row_pairs": 1024}
+KERNELS = ("v14_stream_k", "v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
+ROUNDS, FLUSHED = 9, 256 << 20
+STARTS = (1, 9, 33, 65, 129, 257, 513, 1025, 2049, 8193)  # of the ranges of rows
+
+
+def supports(kernel: str, of: Product) -> bool:
+    """Whether a kernel takes a product, and is not far from the fastest there."""
+    if kernel in ("v14_stream_k", "v21_row_pairs") and of.m <= 128:
+        return False
+    return of.m <= MOST_ROWS.get(kernel, of.m) and (kernel != "v15_gemv" or of.layout == "TN")
+
+
+def products(seed: int, least: int, most: int) -> Iterator[Product]:
+    source, models = random.Random(seed), drawn.models()
+    while True:
+        n, k = source.choice(drawn.linear_layers(source.choice(models))[:-1])
+        if min(n, k) >= 512 and n % 8 == k % 8 == 0:
+            m = int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
+            yield Product(m, n, k, "TN" if source.random() < 2 / 3 else "NN")
+
+
+def time_product(of: Product, run: Mapping[str, Callable[..., object]], flushed: torch.Tensor) -> list[dict[str, Any]]:
+    device = flushed.device
+    a = torch.randn(of.m, of.k, device=device).bfloat16()
+    b = torch.randn(*((of.n, of.k) if of.layout == "TN" else (of.k, of.n)), device=device).bfloat16()
+    right = b.t() if of.layout == "TN" else b
+    c, expected = (torch.empty(of.m, of.n, device=device, dtype=torch.bfloat16) for _ in range(2))
+    calls: dict[str, Callable[[], object]] = {"torch": lambda: torch.mm(a, right, out=expected)}
+    calls["torch"]()
+    allowed = 0.02 * float(expected.float().std()) + 2**-7 * float(expected.float().abs().max())
+    for kernel, call in run.items():
+        if not supports(kernel, of):
+            continue
+        calls[kernel] = lambda call=call: call(c, a, right, 1.0, 0.0)  # type: ignore[misc]
+        c.fill_(math.nan)
+        calls[kernel]()
+        if not (error := float((c.float() - expected.float()).abs().max())) <= allowed:
+            sys.exit(f"kernel_times.py: {kernel} at {of} is wrong: error {error:.3g}, allowed {allowed:.3g}")
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {kernel: [] for kernel in calls}
+    for _ in range(ROUNDS):
+        for kernel in random.sample([*calls], len(calls)):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flushed.sum()
+            begin.record()
+            calls[kernel]()
+            end.record()
+            events[kernel].append((begin, end))
+    torch.cuda.synchronize()
+    medians = {kernel: statistics.median(1000 * x.elapsed_time(y) for x, y in each) for kernel, each in events.items()}
+    return [of._asdict() | {"kernel": kernel, "us": us} for kernel, us in medians.items()]
+
+
+def timed(path: Path = TIMES) -> pd.DataFrame:
+    """A line for each product, with the time of each kernel that was timed, else NaN; the mean where it was timed twice."""
+    return pd.read_parquet(path).pivot_table(index=[*Product._fields], columns="kernel", values="us").reset_index()
+
+
+def with_choice(times: pd.DataFrame) -> pd.DataFrame:
+    """The same with `chosen_us`, the time of the kernel that the models name, and `fastest_us`. A product whose chosen kernel
+    was not timed is left out."""
+    kernels = [name for name in times.columns if name in KERNELS]
+    named = [
+        product_times.fastest(m, n, k, layout == "TN")
+        for m, n, k, layout in zip(times.m, times.n, times.k, times.layout, strict=True)
+    ]
+    at = [kernels.index(name) if name in kernels else -1 for name in named]
+    values = np.column_stack([times[kernels].to_numpy(), np.full(len(times), np.nan)])
+    found = times.assign(chosen_us=values[np.arange(len(times)), at], fastest_us=times[kernels].min(axis=1))
+    return found[found.chosen_us.notna()]
+
+
+def lines(of: pd.DataFrame) -> Iterator[str]:
+    yield f"{'rows':>11} {'products':>9} {'chosen':>8} {'fastest':>8} {'< 0.95':>7} {'mean loss':>10} {'most':>7}"
+    for low, after in [*pairwise(STARTS), (1, STARTS[-1])]:
+        some = of[(low <= of.m) & (of.m < after)]
+        if some.empty:
+            continue
+        chosen, fastest = (some.torch / some[name] for name in ("chosen_us", "fastest_us"))
+        loss = 100 * (some.chosen_us / some.fastest_us - 1)
+        means = " ".join(f"{math.exp(np.log(x).mean()):8.3f}" for x in (chosen, fastest))
+        under = f"{100 * (chosen < 0.95).mean():5.1f} %"
+        yield f"{low:5}-{after - 1:<5} {len(some):9} {means} {under} {loss.mean():8.2f} % {loss.max():5.1f} %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--time", action="store_true", help="time products, and write their times in place of the old")
+    parser.add_argument("--seconds", type=float, default=60, help="how long to time")
+    parser.add_argument("--seed", type=int, default=1, help="of the products")
+    parser.add_argument(
+        "--rows", type=int, nargs=2, default=(1, 8192), metavar=("LEAST", "MOST"), help="of the products"
+    )
+    arguments = parser.parse_args()
+    if not arguments.time:
+        print(*lines(with_choice(timed())), sep="\n")
+        return
+    if not torch.cuda.is_available():
+        sys.exit("kernel_times.py --time needs a CUDA GPU, and this machine has none")
+    device = pick("cuda")
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        sys.exit(f"kernel_times.py needs an H100 or H200, and this GPU is {torch.cuda.get_device_name(device)}")
+    least, most = arguments.rows
+    if not 1 <= least <= most:
+        sys.exit(f"kernel_times.py: --rows {least} {most} is no range: give at least 1, and the least first")
+    registered = ops.get("hgemm").kernels
+    run = {name: library.registered(registered[name], device) for name in KERNELS}
+    flushed, found, begin = torch.zeros(FLUSHED // 4, device=device), [], time.monotonic()
+    for number, product in enumerate(products(arguments.seed, least, most)):
+        if time.monotonic() - begin > arguments.seconds:
+            break
+        found += time_product(product, run, flushed)
+        if number % 200 == 0:
+            print(f"{number} products after {time.monotonic() - begin:.0f} s", flush=True)
+    rows.write("products", found, device)
+
+
+if __name__ == "__main__":
+    main()
