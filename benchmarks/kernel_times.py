@@ -2,17 +2,20 @@
 
     uv run python benchmarks/kernel_times.py                                    # from the committed times; needs no GPU
     uv run python benchmarks/kernel_times.py --time --seconds 60 --rows 1 64    # times anew, on an H100 or H200
+    uv run python benchmarks/kernel_times.py --time --short                     # products whose N or K is under 512
 
-The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 9,996 products, in bfloat16 and both layouts: N and
-K are layers of the 24 models of `minfer/ops/models.csv`, M is log-uniform and not rounded. There are three sets, with 1 to 32
-rows, 33 to 4096, and 1024 to 8192. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a
-random half of the first set, and that of v14_stream_k to a random half of the third. In the second set v18_fitted had 48 of
-its 55 kinds of tiles.
+The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 12,547 products, in bfloat16 and both layouts. M
+is log-uniform and not rounded. There are four sets. In three, with 1 to 32 rows, 33 to 4096, and 1024 to 8192, N and K are
+layers of the 24 models of `minfer/ops/models.csv`. In the fourth, of any rows, N or K or both are 8 to 504 instead, as in
+routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random half of the
+first set, and that of v14_stream_k to a random half of the third. The rules for the fourth were made from all of it. In the
+second set v18_fitted had 48 of its 55 kinds of tiles.
 
 A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
-kernels. A kernel whose result is wrong ends the program. The table compares the kernel that the models name (`chosen`) and the
-fastest one with `torch.mm`: the ratio of speeds in the geometric mean, and the share of products under 0.95. A loss is the
-chosen kernel's time over that of the fastest, minus one. The least of several medians is biased low, so losses are overstated.
+kernels. A kernel whose result is wrong ends the program. The tables, of products whose N and K are at least 512 and of the
+others, compare the kernel that `matmul` takes (`chosen`) and the fastest one with `torch.mm`: the ratio of speeds in the
+geometric mean, and the share of products under 0.95. A loss is the chosen kernel's time over that of the fastest, minus one.
+The least of several medians is biased low, so losses are overstated.
 """
 
 from __future__ import annotations
@@ -36,30 +39,45 @@ from benchmarks import rows
 from benchmarks.choice import Product
 from minfer import ops
 from minfer.bench.device import pick
-from minfer.functional import library, product_times
+from minfer.functional import library
+from minfer.functional.preferred import SHORT, product_kernel
 from minfer.ops import drawn
 
 TIMES = Path(__file__).resolve().parent / "results" / "products-nvidia-h200.parquet"
-MOST_ROWS = {"v15_gemv": 8, "v17_one_wave": 128, "v21_row_pairs": 1024}
-KERNELS = ("v14_stream_k", "v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
+MOST_ROWS = {"v15_gemv": 8, "v16_skinny": 128, "v17_one_wave": 128, "v21_row_pairs": 1024}
+OF_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
+OF_LONG, OF_SHORT = (*OF_ANY, "v14_stream_k"), (*OF_ANY, "v12_pingpong", "v14_small", "v16_skinny")
 ROUNDS, FLUSHED = 9, 256 << 20
 STARTS = (1, 9, 33, 65, 129, 257, 513, 1025, 2049, 8193)  # of the ranges of rows
 
 
-def supports(kernel: str, of: Product) -> bool:
-    """Whether a kernel takes a product, and is not far from the fastest there."""
-    if kernel in ("v14_stream_k", "v21_row_pairs") and of.m <= 128:
-        return False
-    return of.m <= MOST_ROWS.get(kernel, of.m) and (kernel != "v15_gemv" or of.layout == "TN")
+def is_short(of: Product) -> bool:
+    return min(of.n, of.k) < SHORT
 
 
-def products(seed: int, least: int, most: int) -> Iterator[Product]:
+def kernels_for(of: Product) -> list[str]:
+    """The kernels that are timed: those that take a product, and are not far from the fastest there."""
+    kernels = [name for name in (OF_SHORT if is_short(of) else OF_LONG) if of.m <= MOST_ROWS.get(name, of.m)]
+    if of.m <= 128:
+        kernels = [name for name in kernels if name not in ("v12_pingpong", "v14_stream_k", "v21_row_pairs")]
+    return [name for name in kernels if name != "v15_gemv" or of.layout == "TN"]
+
+
+def log_uniform(source: random.Random, least: int, most: int) -> int:
+    return int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
+
+
+def products(seed: int, least: int, most: int, short: bool) -> Iterator[Product]:
+    """`least` and `most`: of the rows. With `short`, n (45 %), k (35 %) or both are multiples of 8 under SHORT."""
     source, models = random.Random(seed), drawn.models()
     while True:
         n, k = source.choice(drawn.linear_layers(source.choice(models))[:-1])
-        if min(n, k) >= 512 and n % 8 == k % 8 == 0:
-            m = int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
-            yield Product(m, n, k, "TN" if source.random() < 2 / 3 else "NN")
+        if short:
+            sides = [max(8, log_uniform(source, 8, SHORT - 1) // 8 * 8) for _ in range(2)]
+            n, k = source.choices([(sides[0], k), (n, sides[1]), (sides[0], sides[1])], [0.45, 0.35, 0.2])[0]
+        if n % 8 == k % 8 == 0 and (short or min(n, k) >= SHORT):
+            layout = "TN" if source.random() < 2 / 3 else "NN"
+            yield Product(log_uniform(source, least, most), n, k, layout)
 
 
 def time_product(of: Product, run: Mapping[str, Callable[..., object]], flushed: torch.Tensor) -> list[dict[str, Any]]:
@@ -71,10 +89,8 @@ def time_product(of: Product, run: Mapping[str, Callable[..., object]], flushed:
     calls: dict[str, Callable[[], object]] = {"torch": lambda: torch.mm(a, right, out=expected)}
     calls["torch"]()
     allowed = 0.02 * float(expected.float().std()) + 2**-7 * float(expected.float().abs().max())
-    for kernel, call in run.items():
-        if not supports(kernel, of):
-            continue
-        calls[kernel] = lambda call=call: call(c, a, right, 1.0, 0.0)  # type: ignore[misc]
+    for kernel in kernels_for(of):
+        calls[kernel] = lambda call=run[kernel]: call(c, a, right, 1.0, 0.0)  # type: ignore[misc]
         c.fill_(math.nan)
         calls[kernel]()
         if not (error := float((c.float() - expected.float()).abs().max())) <= allowed:
@@ -99,17 +115,24 @@ def timed(path: Path = TIMES) -> pd.DataFrame:
 
 
 def with_choice(times: pd.DataFrame) -> pd.DataFrame:
-    """The same with `chosen_us`, the time of the kernel that the models name, and `fastest_us`. A product whose chosen kernel
+    """The same with `chosen_us`, the time of the kernel that `matmul` takes, and `fastest_us`. A product whose chosen kernel
     was not timed is left out."""
-    kernels = [name for name in times.columns if name in KERNELS]
+    kernels = [name for name in times.columns if name in {*OF_LONG, *OF_SHORT}]
     named = [
-        product_times.fastest(m, n, k, layout == "TN")
+        product_kernel(m, n, k, layout == "TN")
         for m, n, k, layout in zip(times.m, times.n, times.k, times.layout, strict=True)
     ]
     at = [kernels.index(name) if name in kernels else -1 for name in named]
     values = np.column_stack([times[kernels].to_numpy(), np.full(len(times), np.nan)])
     found = times.assign(chosen_us=values[np.arange(len(times)), at], fastest_us=times[kernels].min(axis=1))
     return found[found.chosen_us.notna()]
+
+
+def long_and_short() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The committed times, of products whose N and K are at least SHORT, and of the others."""
+    times = with_choice(timed())
+    is_long = times[["n", "k"]].min(axis=1) >= SHORT
+    return times[is_long], times[~is_long]
 
 
 def lines(of: pd.DataFrame) -> Iterator[str]:
@@ -135,9 +158,11 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=int, nargs=2, default=(1, 8192), metavar=("LEAST", "MOST"), help="of the products"
     )
+    parser.add_argument("--short", action="store_true", help=f"products whose N or K is under {SHORT}")
     arguments = parser.parse_args()
     if not arguments.time:
-        print(*lines(with_choice(timed())), sep="\n")
+        for title, times in zip((f"N and K at least {SHORT}", f"N or K under {SHORT}"), long_and_short(), strict=True):
+            print(title, *lines(times), sep="\n")
         return
     if not torch.cuda.is_available():
         sys.exit("kernel_times.py --time needs a CUDA GPU, and this machine has none")
@@ -148,9 +173,9 @@ def main() -> None:
     if not 1 <= least <= most:
         sys.exit(f"kernel_times.py: --rows {least} {most} is no range: give at least 1, and the least first")
     registered = ops.get("hgemm").kernels
-    run = {name: library.registered(registered[name], device) for name in KERNELS}
+    run = {name: library.registered(registered[name], device) for name in {*OF_LONG, *OF_SHORT}}
     flushed, found, begin = torch.zeros(FLUSHED // 4, device=device), [], time.monotonic()
-    for number, product in enumerate(products(arguments.seed, least, most)):
+    for number, product in enumerate(products(arguments.seed, least, most, arguments.short)):
         if time.monotonic() - begin > arguments.seconds:
             break
         found += time_product(product, run, flushed)

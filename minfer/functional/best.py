@@ -11,7 +11,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,6 @@ MOST_SETTINGS = 256  # most settings whose `Chooser` is kept
 # arch ("sm_90a", or "cpu"), device, dtype, params and shape by name, and kernels: name -> cold microseconds
 Entry = Mapping[str, Any]
 Words = tuple[tuple[str, str], ...]
-Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,11 @@ def chooser(
     return found
 
 
-def rule_of(kernel: Kernel, capability: tuple[int, int] | None) -> Rule | None:
+def rule_of(kernel: Kernel, capability: tuple[int, int] | None) -> preferred.Rule | None:
     """The rule by which a kernel is preferred on a GPU of this capability, None for the CPU."""
     if not kernel.preferred or (kernel.preferred in preferred.HOPPER_ONLY and capability != (9, 0)):
         return None
-    found: Rule = getattr(preferred, kernel.preferred)
+    found: preferred.Rule = getattr(preferred, kernel.preferred)
     return found
 
 

@@ -29,13 +29,15 @@ def best(m: int, n: int, k: int, dtype: str, layout: str, capability: tuple[int,
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Puts a table of measurements, (m, n, k) -> kernels by time, in the place of the real one."""
+    """Puts a table of measurements, (m, n, k) -> kernels by time, in the place of the real one, and of all rules."""
+    monkeypatch.setattr(chooser, "rule_of", lambda kernel, capability: None)
+    monkeypatch.setattr(chooser, "_choosers", {})
 
-    def put(shapes: dict[tuple[int, int, int], dict[str, float]], **about: str) -> None:
+    def put(shapes: dict[tuple[int, int, int], dict[str, float]], op: str = "hgemm", **about: str) -> None:
         what: dict[str, Any] = {"arch": "sm_90a", "device": "NVIDIA H200", "dtype": "bfloat16"} | about
-        what["params"] = {"layout": "TN", "accumulate": "float32"}
+        what["params"] = {"layout": "TN"} | ({"accumulate": "float32"} if op == "hgemm" else {})
         named = ((dict(zip("mnk", shape, strict=True)), us) for shape, us in shapes.items())
-        table = {"hgemm": [what | {"shape": shape, "kernels": us} for shape, us in named]}
+        table = {op: [what | {"shape": shape, "kernels": us} for shape, us in named]}
         monkeypatch.setattr(chooser, "table", lambda: table)
 
     return put
@@ -61,10 +63,14 @@ def test_what_does_not_support_the_problem_is_passed_over(measured):
 
 
 def test_strips_are_not_taken_for_fewer_columns_than_were_measured(measured):
-    us = {"v17_one_wave": 1.0, "v16_skinny": 2.0}
-    measured({(16, 256, 4096): us, (16, 400, 4096): us})
-    chosen = {n: best(16, n, 4096, "bfloat16", "TN", H200).kernel for n in (64, 248, 256, 504)}
-    assert chosen == {64: "v16_skinny", 248: "v16_skinny", 256: "v17_one_wave", 504: "v17_one_wave"}
+    us = {"v02_one_wave": 1.0, "v01_mma": 2.0}
+    measured({(16, 4096, 4096): us, (16, 8192, 4096): us}, "gemm_bias_gelu")
+
+    def chosen(n: int) -> str:
+        shape = {"m": 16, "n": n, "k": 4096}
+        return chooser.best("gemm_bias_gelu", "bfloat16", {"layout": "TN"}, shape, H200, "NVIDIA H200").kernel
+
+    assert [chosen(n) for n in (1024, 4088, 4096, 5120)] == ["v01_mma"] * 2 + ["v02_one_wave"] * 2
 
 
 def test_architecture_then_parameters_then_shape_and_device_then_dtype():

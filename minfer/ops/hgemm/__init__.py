@@ -100,21 +100,15 @@ for rung in ("v04_mma", "v05_pipelined", "v06_swizzled", "v07_tuned"):
 op.cuda("v08_split_k.cu", params=FLOAT32, requires=VECTORS)
 op.cuda("v08_stream_k.cu", params=FLOAT32, requires=VECTORS)
 op.cuda("v09_a_stationary.cu", params=FLOAT32, requires=VECTORS, deterministic=False)
-for rung in ("v10_wgmma", "v11_specialised", "v12_pingpong", "v13_cooperative"):
+for rung in ("v10_wgmma", "v11_specialised"):
     op.cuda(f"{rung}.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
-op.cuda("v14_small.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
+op.cuda("v12_pingpong.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, preferred="pingpong")
+op.cuda("v13_cooperative.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS)
+op.cuda("v14_small.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, preferred="small")
 op.cuda("v14_stream_k.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, preferred="stream_k")
 op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8], preferred="gemv")
-op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128])
-# With fewer columns than any that were measured its N-slices leave SMs idle.
-op.cuda(
-    "v17_one_wave.cu",
-    archs="sm_90a",
-    params=FLOAT32,
-    requires=SKINNY[128],
-    preferred="one_wave",
-    least_measured="n",
-)
+op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128], preferred="skinny")
+op.cuda("v17_one_wave.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[128], preferred="one_wave")
 op.cuda(
     "v18_fitted.cu",
     archs="sm_90a",
