@@ -18,13 +18,23 @@ from minfer.build import cache, reads, toolchain
 from minfer.ops import PACKAGE, Kernel, get, python_source
 from minfer.ops.sources import SourceError, read_source, split
 
+# The code by which functions choose a kernel.
+CHOOSING = [
+    "functional/best.py",
+    "functional/preferred.py",
+    "functional/product_times.py",
+    "functional/product_times.cpp",
+]
+CHOOSING += ["cuda/gemm/fitted_choice.h", "cuda/gemm/fp8_choice.h"]
+
 
 def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     """A hash of what decides this kernel's result and time: its sources and its op's, without comments; the other files
     that its last build read; the flags and versions that it is compiled with; and `rules`, the version of the measuring rules.
     Registering another kernel of the op changes nothing. That of a function is of all kernels that it chooses among, of
-    their measurements, and of the modules that it names; that of a PyTorch implementation that calls functions is of these,
-    too. If a source cannot be read, for example because it is too large, the error message is hashed instead."""
+    their measurements, of the code of the choice (`CHOOSING`), and of the modules that it names; that of a PyTorch
+    implementation that calls functions is of these, too. If a source cannot be read, for example because it is too large, the
+    error message is hashed instead."""
     digest = hashlib.sha256()
     if kernel.backend == "function" or kernel.composes:
         for name in kernel.composes or (kernel.op,):
@@ -60,9 +70,9 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
 
 @functools.cache
 def _choices(op: str) -> bytes:
-    """What the functions choose a kernel of an op by."""
+    """What the functions choose a kernel of an op by: its measurements, and the rules of all ops."""
     table = json.loads((PACKAGE / "functional" / "best.json").read_text())
-    return json.dumps(table.get(op, [])).encode()
+    return "".join([json.dumps(table.get(op, [])), *(_meaning(PACKAGE / path) for path in CHOOSING)]).encode()
 
 
 # Where tests/emulator/planting.py plants a mistake: at the end of a line, or alone on the line before.

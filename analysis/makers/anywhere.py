@@ -36,7 +36,7 @@ DEFINITION = "torch_eager"  # in fp32 and in several launches; not an implementa
 TOO_WIDE = "the interval of its ratio is too wide"
 WORST = 10  # problems of an op that are named
 NAMED = 4  # functions in the README's sentence: those with the most problems
-FEWEST = 5  # problems of a seed whose figures say something
+FEWEST = 5  # problems of a source whose figures say something
 PLOT = "anywhere-functions"
 NEAREST = "the nearest shape measured"
 DECIDED_BY = {  # by what a row's `chosen` says
@@ -58,7 +58,7 @@ of problems at which the function is faster or ties. [The page of all functions]
 which ops the ratio says little, and whether the rules that choose a kernel are newer than the rows.
 """
 NO_ROWS = "No rows yet: `uv run python -m minfer.launch +sweep=anywhere draw.problems=200 draw.seed=14` makes some.\n"
-COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind", "torch", "drawn", "chosen", "message"]
+COLUMNS = [*WHICH, "dtype", "params", "shape", "device", "device_kind", "torch", "drawn", "source", "chosen", "message"]
 COLUMNS += [f"cold_{name}" for name in ("us", "baseline_us", "speedup", "speedup_low", "speedup_high", "aa_spread")]
 COLUMNS += ["cold_verdict", "baseline"]
 
@@ -75,18 +75,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A function's ratios at the problems of a seed, the least first."""
+    """A function's ratios at the problems of some seeds, the least first."""
 
     op: str
     name: str
-    seed: int
+    seeds: list[int]
     points: list[Point]
     without: list[str]  # for each drawn problem without a ratio, why it has none
 
 
 def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
-    """Of each device, the distributions of its functions, by op, each at the problems of one seed (`last_seed`): other rows
-    are older, and a function's choice of kernels may have been fitted to them. `table` has rows of drawn problems only."""
+    """Of each device, the distributions of its functions, by op, each of the rows of one `source` (`last_source`): other rows
+    are of other kernels or rules, and a function's choice may have been fitted to them. `table` has rows of drawn problems
+    only."""
     rows = with_problem(table).to_pylist(maps_as_pydicts="lossy")
     found: dict[str, list[Distribution]] = {}
     for device in primary(table):
@@ -96,8 +97,8 @@ def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
         for row in functions:
             of_function.setdefault((row["op"], row["kernel"]), []).append(row)
         for (op, name), its in sorted(of_function.items()):
-            seed = last_seed(its)
-            mine = [row for row in its if row["drawn"] == seed]
+            source = last_source(its)
+            mine = [row for row in its if row["source"] == source]
             beside: dict[str, list[store.Row]] = {}
             for row in here:
                 if row["op"] == op:
@@ -108,21 +109,27 @@ def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
                 x for row in mine if isinstance(x := points[row["case"]], str) and row["status"] != "unsupported"
             ]
             if known:
-                found.setdefault(device, []).append(Distribution(op, name, seed, known, without))
+                found.setdefault(device, []).append(
+                    Distribution(op, name, sorted({row["drawn"] for row in mine}), known, without)
+                )
     return found
 
 
-def last_seed(rows: Iterable[store.Row]) -> int:
-    """The most recently timed seed with at least `FEWEST` measured problems whose baseline is not the definition. If there is
-    none, the most recently timed seed."""
-    of_seed: dict[int, list[store.Row]] = {}
+def last_source(rows: Iterable[store.Row]) -> str:
+    """The most recently timed `source`, a hash of the function's kernels and rules, with at least `FEWEST` measured problems
+    whose baseline is not the definition. If there is none, the most recently timed."""
+    of_source: dict[str, list[store.Row]] = {}
     for row in sorted(rows, key=lambda row: row["finished"], reverse=True):
-        of_seed.setdefault(row["drawn"], []).append(row)
+        of_source.setdefault(row["source"], []).append(row)
 
     def count(mine: Iterable[store.Row]) -> int:
         return sum(row["status"] in store.MEASURED and row["baseline"] != DEFINITION for row in mine)
 
-    return next((seed for seed, mine in of_seed.items() if count(mine) >= FEWEST), next(iter(of_seed)))
+    return next((source for source, mine in of_source.items() if count(mine) >= FEWEST), next(iter(of_source)))
+
+
+def said(seeds: list[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _point(row: store.Row, beside: Iterable[store.Row]) -> Point | str:
@@ -164,7 +171,7 @@ def overview(device: str, found: list[Distribution], picture: str, docs: Path) -
         name = f"`minfer.{of.name}`"
         if (docs / f"{of.op}.md").is_file():
             name = f"[{name}]({of.op}.md#at-drawn-problems)"
-        body.append([name, str(of.seed), *figures(of.points), str(len(of.without))])
+        body.append([name, said(of.seeds), *figures(of.points), str(len(of.without))])
     yield from table_lines(["Function", "Seed", *FIGURES, "Without a ratio"], [":--", *["--:"] * 6], body)
     yield ""
 
@@ -192,7 +199,12 @@ def section(found: list[tuple[str, Distribution]]) -> Iterator[str]:
     if not found:
         yield NO_ROWS
     for device, of in found:
-        yield from [f"**{escape(device)} · `minfer.{of.name}` · seed {of.seed}**", "", *range_lines(of.points), ""]
+        yield from [
+            f"**{escape(device)} · `minfer.{of.name}` · seed{'s' * (len(of.seeds) > 1)} {said(of.seeds)}**",
+            "",
+            *range_lines(of.points),
+            "",
+        ]
         worst = [
             [
                 escape(point.row["problem"]), f"{significant(point.ratio, 3)}×", escape(point.other),
@@ -262,19 +274,19 @@ def write(table: pa.Table, options: Options) -> list[str]:
         text += overview(device, of_device, files.shown(shown, pictures[path].about), options.docs)
         for of in of_device:
             sections.setdefault(of.op, []).append((device, of))
-    said = [update(page, "anywhere", "\n".join(text) or NO_ROWS, COMMAND, options.check)]
+    told = [update(page, "anywhere", "\n".join(text) or NO_ROWS, COMMAND, options.check)]
     for of_op in sorted(options.docs.glob("*.md")):
         if of_op.stem in sections or has_markers(of_op, "drawn"):
             body = "\n".join(section(sections.get(of_op.stem, [])))
-            said.append(update(of_op, "drawn", body, COMMAND, options.check))
+            told.append(update(of_op, "drawn", body, COMMAND, options.check))
     if has_markers(options.readme, "drawn"):
         lines: list[str] = []
         for device, of_device in [*found.items()][:1]:
             path = options.plots / store.slug(device) / PLOT
             shown = Path(os.path.relpath(path, options.readme.parent)).as_posix()
             lines += readme_lines(device, of_device, files.shown(shown, pictures[path].about))
-        said.append(update(options.readme, "drawn", "\n".join(lines) or NO_ROWS, COMMAND, options.check))
-    return problems + [problem for problem in said if problem]
+        told.append(update(options.readme, "drawn", "\n".join(lines) or NO_ROWS, COMMAND, options.check))
+    return problems + [problem for problem in told if problem]
 
 
 MAKER = Maker(write, COLUMNS, of_drawn=True)

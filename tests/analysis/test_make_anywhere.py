@@ -196,12 +196,12 @@ def test_a_ratio_that_is_too_uncertain_is_not_shown_and_the_page_says_so(tmp_pat
     assert "Without a ratio, 2: the interval of its ratio is too wide; wrong: 3 of 64 elements" in text
 
 
-def test_the_figures_are_of_the_last_seed_of_which_enough_problems_were_measured(tmp_path: Path) -> None:
+def test_the_figures_are_of_the_last_source_of_which_enough_problems_were_measured(tmp_path: Path) -> None:
     def shown(*counts: int) -> str:
-        """The page where so many problems of seed 11 were measured, and later, of seed 7."""
+        """The page where so many problems of seed 11 were measured, and later, with another kernel, of seed 7."""
         rows = []
         for seed, day, count in zip((11, 7), (20, 21), counts, strict=True):
-            when = {"drawn": seed, "finished": datetime(2026, 11, day, tzinfo=UTC)}
+            when = {"drawn": seed, "finished": datetime(2026, 11, day, tzinfo=UTC), "source": f"kernels of {seed}"}
             for m in range(count):
                 rows += [drawn("torch", 100 * seed + m, 100.0, **when), function(100 * seed + m, 50.0, **when)]
         return of_op(tmp_path, *rows)
@@ -212,8 +212,25 @@ def test_the_figures_are_of_the_last_seed_of_which_enough_problems_were_measured
         assert f"seed {seed}**" in text and f"| all | {count} | 2.00× | 2.00× | 100 % |" in text, counts
 
 
-def test_problems_beside_the_definition_alone_do_not_count_for_a_seed(tmp_path: Path) -> None:
-    first, later = ({"drawn": seed, "finished": datetime(2026, 11, 20 + seed, tzinfo=UTC)} for seed in (1, 2))
+def test_seeds_that_were_timed_with_the_same_kernels_and_rules_count_together(tmp_path: Path) -> None:
+    rows = []
+    for seed, first, us in ((8, 0, 50.0), (9, 3, 25.0), (10, 6, 12.5)):
+        when = {
+            "drawn": seed,
+            "finished": datetime(2026, 11, seed, tzinfo=UTC),
+            "source": "old" if seed == 8 else "new",
+        }
+        for m in range(first, first + 3):
+            rows += [drawn("torch", m, 100.0, **when), function(m, us, **when)]
+    text = of_op(tmp_path, *rows)
+    assert "seeds 9, 10**" in text and "| all | 6 | 5.66× | 4.00× | 100 % |" in text
+
+
+def test_problems_beside_the_definition_alone_do_not_count_for_a_source(tmp_path: Path) -> None:
+    first, later = (
+        {"drawn": seed, "finished": datetime(2026, 11, 20 + seed, tzinfo=UTC), "source": f"kernels of {seed}"}
+        for seed in (1, 2)
+    )
     rows = [x for m in range(5) for x in (drawn("torch", m, 100.0, **first), function(m, 50.0, **first))]
     rows += [x for m in range(5, 6) for x in (drawn("torch", m, 100.0, **later), function(m, 25.0, **later))]
     rows += [function(m, 10.0, baseline="torch_eager", **later) for m in range(6, 12)]

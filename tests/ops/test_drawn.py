@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from minfer import build, ops
+from minfer import fingerprint as fingerprints
 from minfer.bench.device import pick
 from minfer.bench.verify import WrongResult, verify
 from minfer.fingerprint import fingerprint
-from minfer.ops import Op, drawn
+from minfer.ops import PACKAGE, Op, drawn
 from tests.tiers import mostly_slow
 
 DRAWN = [name for name in ops.names() if ops.get(name).drawn]
@@ -73,6 +74,12 @@ def test_a_function_has_the_fingerprint_of_what_it_chooses_among(monkeypatch: py
     assert fingerprint(matmul, "", 1) != before
     monkeypatch.setitem(op.kernels, "cpu_naive", other)
     assert fingerprint(matmul, "", 1) == before
+    of_kernel = fingerprint(other, "", 1)
+    meaning, rules = fingerprints._meaning, PACKAGE / "functional" / "preferred.py"
+    monkeypatch.setattr(fingerprints, "_meaning", lambda path: meaning(path) + "changed" * (path == rules))
+    fingerprints._choices.cache_clear()
+    assert fingerprint(matmul, "", 1) != before and fingerprint(other, "", 1) == of_kernel
+    fingerprints._choices.cache_clear()
 
 
 def test_a_function_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
