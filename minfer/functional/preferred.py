@@ -15,7 +15,8 @@ from minfer.ops.quantised import INT4
 
 SHORT = 512  # the models were fitted to products whose n and k are at least this
 OF_PRODUCTS = {"pingpong", "small", "stream_k", "gemv", "skinny", "one_wave", "fitted", "any_columns", "row_pairs"}
-HOPPER_ONLY = {"gemv", "skinny", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_prompts_of_wide_heads"}
+HOPPER_ONLY = {"gemv", "skinny", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_rows"}
+HOPPER_ONLY |= {"short_prompts_of_wide_heads"}
 
 
 Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
@@ -161,6 +162,12 @@ def long_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     which triton_rows rounds it up. On an H100 5000 x 5120 takes 35.9 us with v03_any_width, 49.4 with triton_rows."""
     tokens, hidden = shape["tokens"], shape["hidden"]
     return hidden > 2048 and hidden & (hidden - 1) != 0 and tokens * hidden >= 1_500_000
+
+
+def short_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `softmax` takes v07_short_rows: for more than 1024 rows of up to 128 elements. With more than 4096 rows of up to
+    16 it takes half of triton_rows' time; with few rows of up to 128 it takes 4 to 14 % longer."""
+    return 0 < shape["n"] <= 128 and shape["rows"] > 1024
 
 
 def short_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

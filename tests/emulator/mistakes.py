@@ -65,6 +65,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "one array for the sums of two rows in turn": ("rmsnorm_backward-v02_two_stages", {"turn": ("turn", "0")}, WRONG),
     "parts of a column not waited for": ("rmsnorm_backward-v02_two_stages", {"parts_there": ""}, WRONG),
+    "a row's sum over the lanes of all rows": (
+        "softmax-v07_short_rows",
+        {"lanes_of_row": ("reduce_lanes(found, lanes)", "reduce_lanes(found)")},
+        WRONG,
+    ),
+    "elements behind a row that count": (
+        "softmax-v07_short_rows",
+        {"valid": ("at < valid", "at < p.n")},
+        "outside operand",
+    ),
     "the sums of the first row for all": ("softmax-v04_split_rows", {"sums_of_row": ("int64_t(part.row)", "0")}, WRONG),
     "maxima of warps not waited for": ("softmax-v04_split_rows", {"maxima_there": ""}, WRONG),
     "a row written beyond its end": ("embedding-v02_vectors", {"row_end": IF_TRUE}, "outside operand y"),

@@ -120,6 +120,8 @@ BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v0
         ("gemm_bias_gelu", {"layout": "TN"}, {(3997, 10944, 2048): "v03_pingpong", (2048, 2048, 2560): "v03_pingpong"}),
         ("gemm_bias_gelu", {"layout": "TN"}, {(2047, 10944, 2048): "v05_fitted", (3997, 10944, 2568): "v05_fitted"}),
         ("layernorm", {}, {(398, 7168): "v03_any_width", (1144, 2560): "v03_any_width", (9000, 4096): "triton_rows"}),
+        ("softmax", {"mask": "none"}, {(1025, 128): "v07_short_rows", (7430, 7): "v07_short_rows"}),
+        ("softmax", {"mask": "none"}, {(1024, 100): "triton_rows", (5000, 129): "triton_rows"}),
         ("layernorm", {}, {(100, 7168): "triton_rows", (259, 3072): "triton_rows"}),
         ("prefill_attention", PROMPTS, {(29, 18, 40, *SHORT_HEADS): "v08_compact", (9, 200, 200, *SHORT_HEADS): "v08_compact"}),
         ("prefill_attention", PROMPTS, {(1, 985, 985, 16, 8, 128): "v07_short", (1, 300, 300, 16, 16, 64): "v07_short"}),
