@@ -3,7 +3,7 @@
 // of it is split into one access a lane.
 // Expected: several times slower than v02: each read of B's tile takes 32 accesses instead of one, and ncu counts 31
 // conflicts a request.
-// Measured (H200, bfloat16, TN, float32, m=n=k=2048): 0.4935 TFLOP/s cold, 0.4875 steady; 0.0823 % and 0.0775 % of torch.
+// Measured (H200, bfloat16, TN, float32, m=n=k=2048): 0.4952 TFLOP/s cold, 0.4875 steady; 0.0823 % and 0.0775 % of torch.
 #include "banks.cuh"
 
 namespace minfer {
