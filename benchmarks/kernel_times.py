@@ -1,15 +1,16 @@
 """Times the kernels among which `matmul` chooses, at random products of public models, and says how good the choice is.
 
     uv run python benchmarks/kernel_times.py                                    # from the committed times; needs no GPU
-    uv run python benchmarks/kernel_times.py --time --seconds 60 --rows 1 64    # times anew, on an H100 or H200
-    uv run python benchmarks/kernel_times.py --time --short                     # products whose N or K is under 512
+    uv run python benchmarks/kernel_times.py --time --seconds 60 --rows 1 64    # on an H100 or H200: overwrites its times
+    uv run python benchmarks/kernel_times.py --time --short                     # the same, of products with a short N or K
 
-The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 12,547 products, in bfloat16 and both layouts. M
-is log-uniform and not rounded. There are four sets. In three, with 1 to 32 rows, 33 to 4096, and 1024 to 8192, N and K are
-layers of the 24 models of `minfer/ops/models.csv`. In the fourth, of any rows, N or K or both are 8 to 504 instead, as in
-routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random half of the
-first set, and that of v14_stream_k to a random half of the third. The rules for the fourth were made from all of it. In the
-second set v18_fitted had 48 of its 55 kinds of tiles.
+The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 12,547 products, in bfloat16 and both layouts, some
+of them timed twice. M is log-uniform and not rounded. There are four sets. In three, with 1 to 32 rows, 33 to 4096, and 1024 to
+8192, N and K are layers of the 24 models of `minfer/ops/models.csv`. In the fourth, of any rows, N or K or both are 8 to 504
+instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random
+half of the first set, and that of v14_stream_k to a random half of the third. The rules for the fourth were made from all of
+it. When the second set was timed, v18_fitted had 48 of its 55 kinds of tiles. The sets were timed in four runs like `--time`,
+and put together; their column `seed` tells them apart.
 
 A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables, of products whose N and K are at least 512 and of the
@@ -45,8 +46,11 @@ from minfer.ops import drawn
 
 TIMES = Path(__file__).resolve().parent / "results" / "products-nvidia-h200.parquet"
 MOST_ROWS = {"v15_gemv": 8, "v16_skinny": 128, "v17_one_wave": 128, "v21_row_pairs": 1024}
-OF_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
-OF_LONG, OF_SHORT = (*OF_ANY, "v14_stream_k"), (*OF_ANY, "v12_pingpong", "v14_small", "v16_skinny")
+KERNELS_FOR_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
+KERNELS_FOR_LONG, KERNELS_FOR_SHORT = (
+    (*KERNELS_FOR_ANY, "v14_stream_k"),
+    (*KERNELS_FOR_ANY, "v12_pingpong", "v14_small", "v16_skinny"),
+)
 ROUNDS, FLUSHED = 9, 256 << 20
 STARTS = (1, 9, 33, 65, 129, 257, 513, 1025, 2049, 8193)  # of the ranges of rows
 
@@ -57,27 +61,29 @@ def is_short(of: Product) -> bool:
 
 def kernels_for(of: Product) -> list[str]:
     """The kernels that are timed: those that take a product, and are not far from the fastest there."""
-    kernels = [name for name in (OF_SHORT if is_short(of) else OF_LONG) if of.m <= MOST_ROWS.get(name, of.m)]
+    kernels = [
+        name for name in (KERNELS_FOR_SHORT if is_short(of) else KERNELS_FOR_LONG) if of.m <= MOST_ROWS.get(name, of.m)
+    ]
     if of.m <= 128:
         kernels = [name for name in kernels if name not in ("v12_pingpong", "v14_stream_k", "v21_row_pairs")]
     return [name for name in kernels if name != "v15_gemv" or of.layout == "TN"]
 
 
-def log_uniform(source: random.Random, least: int, most: int) -> int:
-    return int(math.exp(source.uniform(math.log(least), math.log(most + 1))))
+def log_uniform(rng: random.Random, least: int, most: int) -> int:
+    return int(math.exp(rng.uniform(math.log(least), math.log(most + 1))))
 
 
 def products(seed: int, least: int, most: int, short: bool) -> Iterator[Product]:
     """`least` and `most`: of the rows. With `short`, n (45 %), k (35 %) or both are multiples of 8 under SHORT."""
-    source, models = random.Random(seed), drawn.models()
+    rng, models = random.Random(seed), drawn.models()
     while True:
-        n, k = source.choice(drawn.linear_layers(source.choice(models))[:-1])
+        n, k = rng.choice(drawn.linear_layers(rng.choice(models))[:-1])
         if short:
-            sides = [max(8, log_uniform(source, 8, SHORT - 1) // 8 * 8) for _ in range(2)]
-            n, k = source.choices([(sides[0], k), (n, sides[1]), (sides[0], sides[1])], [0.45, 0.35, 0.2])[0]
+            sides = [max(8, log_uniform(rng, 8, SHORT - 1) // 8 * 8) for _ in range(2)]
+            n, k = rng.choices([(sides[0], k), (n, sides[1]), (sides[0], sides[1])], [0.45, 0.35, 0.2])[0]
         if n % 8 == k % 8 == 0 and (short or min(n, k) >= SHORT):
-            layout = "TN" if source.random() < 2 / 3 else "NN"
-            yield Product(log_uniform(source, least, most), n, k, layout)
+            layout = "TN" if rng.random() < 2 / 3 else "NN"
+            yield Product(log_uniform(rng, least, most), n, k, layout)
 
 
 def time_product(of: Product, run: Mapping[str, Callable[..., object]], flushed: torch.Tensor) -> list[dict[str, Any]]:
@@ -117,7 +123,7 @@ def timed(path: Path = TIMES) -> pd.DataFrame:
 def with_choice(times: pd.DataFrame) -> pd.DataFrame:
     """The same with `chosen_us`, the time of the kernel that `matmul` takes, and `fastest_us`. A product whose chosen kernel
     was not timed is left out."""
-    kernels = [name for name in times.columns if name in {*OF_LONG, *OF_SHORT}]
+    kernels = [name for name in times.columns if name in {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT}]
     named = [
         product_kernel(m, n, k, layout == "TN")
         for m, n, k, layout in zip(times.m, times.n, times.k, times.layout, strict=True)
@@ -152,11 +158,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--time", action="store_true", help="time products, and write their times in place of the old")
+    parser.add_argument("--time", action="store_true", help="overwrite this GPU's times with those of new products")
     parser.add_argument("--seconds", type=float, default=60, help="how long to time")
-    parser.add_argument("--seed", type=int, default=1, help="of the products")
+    parser.add_argument("--seed", type=int, default=1, help="for drawing products")
     parser.add_argument(
-        "--rows", type=int, nargs=2, default=(1, 8192), metavar=("LEAST", "MOST"), help="of the products"
+        "--rows", type=int, nargs=2, default=(1, 8192), metavar=("LEAST", "MOST"), help="the range of M"
     )
     parser.add_argument("--short", action="store_true", help=f"products whose N or K is under {SHORT}")
     arguments = parser.parse_args()
@@ -173,7 +179,7 @@ def main() -> None:
     if not 1 <= least <= most:
         sys.exit(f"kernel_times.py: --rows {least} {most} is no range: give at least 1, and the least first")
     registered = ops.get("hgemm").kernels
-    run = {name: library.registered(registered[name], device) for name in {*OF_LONG, *OF_SHORT}}
+    run = {name: library.registered(registered[name], device) for name in {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT}}
     flushed, found, begin = torch.zeros(FLUSHED // 4, device=device), [], time.monotonic()
     for number, product in enumerate(products(arguments.seed, least, most, arguments.short)):
         if time.monotonic() - begin > arguments.seconds:

@@ -70,7 +70,7 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
 
 @functools.cache
 def _choices(op: str) -> bytes:
-    """What the functions choose a kernel of an op by: its measurements, and the rules of all ops."""
+    """The measurements by which functions choose a kernel of this op, and the code of the choice, which is one for all ops."""
     table = json.loads((PACKAGE / "functional" / "best.json").read_text())
     return "".join([json.dumps(table.get(op, [])), *(_meaning(PACKAGE / path) for path in CHOOSING)]).encode()
 

@@ -222,8 +222,9 @@ OF_FILE: dict[str, Shapes] = {
     ],
     # Rows of single elements, in one warp and in several, of which the last has few; three vectors a thread and eight.
     "layernorm-v03_any_width": [(70, 1001), (9, 2304), (3, 20000)],
-    # Rows that start anywhere, and one block for each multiprocessor.
+    # Rows of 1, 16 and 32 lanes; 8 and 32 elements a lane.
     "softmax-v07_short_rows": [(70, 3), (9, 33), (5, 200), (3, 1001)],
+    # Rows that start anywhere, and one block for each multiprocessor.
     "softmax-v06_bulk_copies": [(3, 5), (9, 1001), (5, 8201), (2, 66001), (2, 30000)],
     # Four and sixteen heads packed into a tile, and none; one token; rows that a warpgroup alone has; more blocks of keys than
     # a ring has stages.

@@ -36,7 +36,7 @@ DEFINITION = "torch_eager"  # in fp32 and in several launches; not an implementa
 TOO_WIDE = "the interval of its ratio is too wide"
 WORST = 10  # problems of an op that are named
 NAMED = 4  # functions in the README's sentence: those with the most problems
-FEWEST = 5  # problems of a source whose figures say something
+FEWEST = 5  # problems that a source needs to be shown
 PLOT = "anywhere-functions"
 NEAREST = "the nearest shape measured"
 DECIDED_BY = {  # by what a row's `chosen` says
@@ -85,7 +85,7 @@ class Distribution:
 
 
 def distributions(table: pa.Table) -> dict[str, list[Distribution]]:
-    """Of each device, the distributions of its functions, by op, each of the rows of one `source` (`last_source`): other rows
+    """The distributions of each device, by op: one for each function, from its rows of one `source` (`last_source`). Other rows
     are of other kernels or rules, and a function's choice may have been fitted to them. `table` has rows of drawn problems
     only."""
     rows = with_problem(table).to_pylist(maps_as_pydicts="lossy")
@@ -128,7 +128,7 @@ def last_source(rows: Iterable[store.Row]) -> str:
     return next((source for source, mine in of_source.items() if count(mine) >= FEWEST), next(iter(of_source)))
 
 
-def said(seeds: list[int]) -> str:
+def joined(seeds: list[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
@@ -171,7 +171,7 @@ def overview(device: str, found: list[Distribution], picture: str, docs: Path) -
         name = f"`minfer.{of.name}`"
         if (docs / f"{of.op}.md").is_file():
             name = f"[{name}]({of.op}.md#at-drawn-problems)"
-        body.append([name, said(of.seeds), *figures(of.points), str(len(of.without))])
+        body.append([name, joined(of.seeds), *figures(of.points), str(len(of.without))])
     yield from table_lines(["Function", "Seed", *FIGURES, "Without a ratio"], [":--", *["--:"] * 6], body)
     yield ""
 
@@ -200,7 +200,7 @@ def section(found: list[tuple[str, Distribution]]) -> Iterator[str]:
         yield NO_ROWS
     for device, of in found:
         yield from [
-            f"**{escape(device)} · `minfer.{of.name}` · seed{'s' * (len(of.seeds) > 1)} {said(of.seeds)}**",
+            f"**{escape(device)} · `minfer.{of.name}` · seed{'s' * (len(of.seeds) > 1)} {joined(of.seeds)}**",
             "",
             *range_lines(of.points),
             "",

@@ -1,8 +1,9 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
-Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `OF_PRODUCTS`, and the two for fp8 tiles,
-ask the models of `product_times.py`. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the rules do not
-hold, because nothing was timed."""
+Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `OF_PRODUCTS` call
+`product_kernel`, which asks the models of `product_times.py` where n and k are at least SHORT. The two for fp8 tiles
+ask models, too. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the rules do not hold, because
+nothing was timed."""
 
 from __future__ import annotations
 
@@ -39,25 +40,22 @@ def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
 
 @lru_cache(1024)
 def product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
-    """The kernel that `matmul` takes for a product that was not measured. Empty: that of the nearest shape.
+    """The kernel that `matmul` takes for a product that was not measured. An empty name means that of the nearest measured
+    shape.
 
-    Where n is no multiple of 8, v18_fitted is the only fast kernel; in NN the rows of B are then not aligned, and `matmul`
-    copies B first, where v20_any_columns is not faster."""
+    If n is no multiple of 8, it is v18_fitted. In NN the rows of B are then not aligned, and `matmul` copies B first; it is
+    v20_any_columns if the model of that is faster than v18_fitted and the copy."""
     if m == 0 or (n % 8 != 0 and min(n, k) < SHORT):
         return ""
     if min(n, k) < SHORT:
         return short_product_kernel(m, n, k, is_tn)
     found = fastest(m, n, k, is_tn)
-    if n % 8 != 0:
-        return found if found == "v20_any_columns" else "v18_fitted"
-    tiles = math.ceil(m / 256) * math.ceil(n / 256)
-    is_too_small = m <= 128 or tiles < MULTIPROCESSORS // 2  # for stream-K: not all multiprocessors have a tile
-    return "v18_fitted" if found == "v14_stream_k" and is_too_small else found
+    return found if n % 8 == 0 or found == "v20_any_columns" else "v18_fitted"
 
 
 def short_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
-    """The same where n or k is short, as in the router of a mixture of experts or in LoRA. At 2,587 random products (cold,
-    bfloat16, both layouts) the fastest of seven kernels takes 1.4 % less time in the mean."""
+    """The kernel for a product whose n or k is less than SHORT, as in the router of a mixture of experts or in LoRA. At 2,551
+    random products it takes 1.6 % longer in the mean than the fastest of seven kernels (benchmarks/kernel_times.py)."""
     if m <= 8 and is_tn:
         return "v15_gemv"
     if n < SHORT <= k:
@@ -166,7 +164,7 @@ def long_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 def short_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `softmax` takes v07_short_rows: for more than 1024 rows of up to 128 elements. With more than 4096 rows of up to
-    16 it takes half of triton_rows' time; with few rows of up to 128 it takes 4 to 14 % longer."""
+    32 elements it takes half of triton_rows' time; with up to 512 rows of up to 128 elements, 9 to 14 % longer."""
     return 0 < shape["n"] <= 128 and shape["rows"] > 1024
 
 

@@ -4,8 +4,9 @@
 // Most models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if
 // these are about equal, somewhat more than either. Those of v20_any_columns and v21_row_pairs differ. Times are in
 // microseconds. v18_fitted and v12_fp8_even_tiles choose their tiles by their models, too. On an H200 the models for up to 64
-// rows were fitted to cold times of 2,000 random products with up to 32; of the others that of v17_one_wave to 984, that of v21_row_pairs to
-// 1,037, that of v08_fp8_promoted to 563, and that of v14_stream_k to 536, so that its ratio to v18_fitted is right.
+// rows were fitted to half of 4,000 cold timings of random products with up to 32 rows; of the others that of v17_one_wave to
+// 984, that of v21_row_pairs to 1,037, and that of v08_fp8_promoted to 563. That of v14_stream_k was fitted to half of 1,059
+// ratios of its time to v18_fitted's. benchmarks/kernel_times.py has these times, and says how good the choice is.
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -24,13 +25,13 @@ struct Product {
   bool tn;
 };
 
-// Up to so many rows a product takes the time that b needs to arrive, so the models have other constants.
+// With up to so many rows, reading b takes most of the time, and the models have constants of their own.
 constexpr int kFewRows = 64;
 
 double bytes_of(const Product& p) { return 2.0 * (double(p.m) * p.k + double(p.n) * p.k + double(p.m) * p.n); }
 
-// The time of few rows, from that of the waves of tiles. The last wave of several has fewer tiles, which read more slowly:
-// `missing` is how many more the waves have room for, as a share of all tiles, and `weight` what that costs.
+// The time of few rows; `body` is that of the waves of tiles. The last wave of several has fewer tiles, which read more slowly:
+// `missing` is the number of empty places in it, divided by the number of tiles.
 double of_few_rows(const Product& p, double constant, double body, double bytes_per_us, double missing, double weight) {
   const double memory = bytes_of(p) / bytes_per_us * (1 + weight * missing);
   return constant + std::sqrt(std::sqrt(fourth(body) + fourth(memory)));
@@ -50,7 +51,7 @@ double gemv(const Product& p) {
 // Rows of b that do not start at multiples of 16 bytes.
 bool has_odd_rows(const Product& p) { return !p.tn && p.n % 8 != 0; }
 
-// The time of v18_fitted's tiles for few rows, in one row of tiles. A step takes the same time for all of its tiles.
+// v18_fitted's time for few rows, which one tile covers. A step in k takes the same time for every size of tile.
 double fitted_few_rows(const Product& p, const FittedChoice& of) {
   const FittedTile& tile = of.tile;
   const int64_t sms = kAtOnce[0], wide = group_of(tile.sharing, of.beside).across * tile.cols;
@@ -122,10 +123,12 @@ double row_pairs(const Product& p) {
   return 4.96 + ((p.k + 63) / 64 * step + 1031 + 0.135 * area) / kCyclesPerUs;
 }
 
-// A pair of blocks has tiles of 256 x 256, and those of the last wave are divided (`deal_out` of v14_stream_k.cu).
+// A pair of blocks has tiles of 256 x 256, and those of the last wave are divided (`deal_out` of v14_stream_k.cu). With fewer
+// tiles than pairs, some pairs would have nothing to do.
 double stream_k(const Product& p) {
-  if (p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
+  if (p.m <= 128 || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
   const int64_t tiles = int64_t((p.m + 255) / 256) * ((p.n + 255) / 256), steps = (p.k + 63) / 64, clusters = kAtOnce[1];
+  if (tiles < clusters) return INFINITY;
   const int64_t whole = tiles / clusters, rest = tiles % clusters, waves = whole + (rest > 0);
   double of_pair = double(waves * steps), dealt = 0;
   if (whole > 0 && rest > 0 && rest <= 2 * (clusters - rest)) {

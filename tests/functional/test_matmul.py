@@ -29,7 +29,7 @@ def best(m: int, n: int, k: int, dtype: str, layout: str, capability: tuple[int,
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Puts a table of measurements, (m, n, k) -> kernels by time, in the place of the real one, and of all rules."""
+    """Replaces the table of measurements, (m, n, k) -> kernels by time, and turns off all rules."""
     monkeypatch.setattr(chooser, "rule_of", lambda kernel, capability: None)
     monkeypatch.setattr(chooser, "_choosers", {})
 
