@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +35,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from benchmarks import rows
+from benchmarks import cold, rows
 from benchmarks.choice import Product
 from minfer import ops
 from minfer.bench.device import pick
@@ -51,7 +50,7 @@ KERNELS_FOR_LONG, KERNELS_FOR_SHORT = (
     (*KERNELS_FOR_ANY, "v14_stream_k"),
     (*KERNELS_FOR_ANY, "v12_pingpong", "v14_small", "v16_skinny"),
 )
-ROUNDS, FLUSHED = 9, 256 << 20
+ROUNDS = 9
 STARTS = (1, 9, 33, 65, 129, 257, 513, 1025, 2049, 8193)  # of the ranges of rows
 
 
@@ -101,18 +100,7 @@ def time_product(of: Product, run: Mapping[str, Callable[..., object]], flushed:
         calls[kernel]()
         if not (error := float((c.float() - expected.float()).abs().max())) <= allowed:
             sys.exit(f"kernel_times.py: {kernel} at {of} is wrong: error {error:.3g}, allowed {allowed:.3g}")
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {kernel: [] for kernel in calls}
-    for _ in range(ROUNDS):
-        for kernel in random.sample([*calls], len(calls)):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flushed.sum()
-            begin.record()
-            calls[kernel]()
-            end.record()
-            events[kernel].append((begin, end))
-    torch.cuda.synchronize()
-    medians = {kernel: statistics.median(1000 * x.elapsed_time(y) for x, y in each) for kernel, each in events.items()}
-    return [of._asdict() | {"kernel": kernel, "us": us} for kernel, us in medians.items()]
+    return [of._asdict() | {"kernel": kernel, "us": us} for kernel, us in cold.medians(calls, flushed, ROUNDS).items()]
 
 
 def timed(path: Path = TIMES) -> pd.DataFrame:
@@ -180,7 +168,7 @@ def main() -> None:
         sys.exit(f"kernel_times.py: --rows {least} {most} is no range: give at least 1, and the least first")
     registered = ops.get("hgemm").kernels
     run = {name: library.registered(registered[name], device) for name in {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT}}
-    flushed, found, begin = torch.zeros(FLUSHED // 4, device=device), [], time.monotonic()
+    flushed, found, begin = cold.to_flush(device), [], time.monotonic()
     for number, product in enumerate(products(arguments.seed, least, most, arguments.short)):
         if time.monotonic() - begin > arguments.seconds:
             break

@@ -16,7 +16,6 @@ import ctypes
 import math
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import rows
+from benchmarks import cold, rows
 from benchmarks.choice import Product, Tile, group_of
 from benchmarks.fit_tiles import AT_ONCE
 from minfer.bench.device import pick
@@ -37,7 +36,7 @@ from minfer.build import toolchain
 from minfer.ops import Kernel, drawn
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS, FLUSHED = 7, 256 << 20
+ROUNDS = 7
 SLOW, FEW = 1.6, 220
 
 
@@ -164,23 +163,10 @@ def time_product(product: Product, runs: dict[Size, Run], flushed: torch.Tensor)
         error = float((c.float() - expected.float()).abs().max())
         if status != 0 or not error <= tolerance + 2**-7 * float(expected.float().abs().max()):
             sys.exit(f"tile_times.py: {tile} at {product} is wrong: status {status}, error {error}")
-    events: dict[Tile | None, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {tile: [] for tile in calls}
-    order = [*calls]
-    for _ in range(ROUNDS):
-        random.shuffle(order)
-        for tile in order:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flushed.sum()
-            begin.record()
-            calls[tile]()
-            end.record()
-            events[tile].append((begin, end))
-    torch.cuda.synchronize()
-    medians = {tile: statistics.median(1000 * x.elapsed_time(y) for x, y in of) for tile, of in events.items()}
     about = product._asdict()
     return [
         {**about, "kernel": "torch" if tile is None else "tile", **(tile._asdict() if tile else {}), "us": us}
-        for tile, us in medians.items()
+        for tile, us in cold.medians(calls, flushed, ROUNDS).items()
     ]
 
 
@@ -209,7 +195,7 @@ def main() -> None:
             runs = dict(zip(SIZES, pool.map(partial(compile_tile, folder), SIZES), strict=True))
         except subprocess.CalledProcessError as error:
             sys.exit(f"tile_times.py: nvcc failed: {error.stderr}")
-        flushed, found, begin = torch.zeros(FLUSHED // 4, device=device), [], time.monotonic()
+        flushed, found, begin = cold.to_flush(device), [], time.monotonic()
         for number, product in enumerate(products(arguments.seed, arguments.small)):
             if time.monotonic() - begin > arguments.seconds:
                 break
