@@ -40,11 +40,11 @@ double of_few_rows(const Product& p, double constant, double body, double bytes_
 // A warp has 16 columns, and the warps of a block divide k (`launch_layout` of gemv.cuh).
 double gemv(const Product& p) {
   if (p.m > 8 || !p.tn || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
-  const int sms = kAtOnce[0], blocks = (p.n + 15) / 16, batches = (p.k + 127) / 128;
-  int warps = 1;
-  while (2 * warps <= std::min(16, batches) && (warps < 4 || 2 * warps * blocks <= 24 * sms)) warps *= 2;
-  const int at_once = sms * (24 / warps), waves = (blocks + at_once - 1) / at_once;
-  const double body = waves * ((batches + warps - 1) / warps) * 2602 / kCyclesPerUs;
+  const int64_t sms = kAtOnce[0], blocks = (int64_t(p.n) + 15) / 16, batches = (int64_t(p.k) + 127) / 128;
+  int64_t warps = 1;
+  while (2 * warps <= std::min<int64_t>(16, batches) && (warps < 4 || 2 * warps * blocks <= 24 * sms)) warps *= 2;
+  const int64_t at_once = sms * (24 / warps), waves = (blocks + at_once - 1) / at_once;
+  const double body = double(waves * ((batches + warps - 1) / warps)) * 2602 / kCyclesPerUs;
   return of_few_rows(p, 5.055, body, 3.902e6, 0, 0);
 }
 
