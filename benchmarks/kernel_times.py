@@ -46,10 +46,8 @@ from minfer.ops import drawn
 TIMES = Path(__file__).resolve().parent / "results" / "products-nvidia-h200.parquet"
 MOST_ROWS = {"v15_gemv": 8, "v16_skinny": 128, "v17_one_wave": 128, "v21_row_pairs": 1024}
 KERNELS_FOR_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
-KERNELS_FOR_LONG, KERNELS_FOR_SHORT = (
-    (*KERNELS_FOR_ANY, "v14_stream_k"),
-    (*KERNELS_FOR_ANY, "v12_pingpong", "v14_small", "v16_skinny"),
-)
+KERNELS_FOR_LONG = (*KERNELS_FOR_ANY, "v14_stream_k")
+KERNELS_FOR_SHORT = (*KERNELS_FOR_ANY, "v12_pingpong", "v14_small", "v16_skinny")
 ROUNDS = 9
 STARTS = (1, 9, 33, 65, 129, 257, 513, 1025, 2049, 8193)  # of the ranges of rows
 
@@ -60,9 +58,8 @@ def is_short(of: Product) -> bool:
 
 def kernels_for(of: Product) -> list[str]:
     """The kernels that are timed: those that take a product, and are not far from the fastest there."""
-    kernels = [
-        name for name in (KERNELS_FOR_SHORT if is_short(of) else KERNELS_FOR_LONG) if of.m <= MOST_ROWS.get(name, of.m)
-    ]
+    of_any_rows = KERNELS_FOR_SHORT if is_short(of) else KERNELS_FOR_LONG
+    kernels = [name for name in of_any_rows if of.m <= MOST_ROWS.get(name, of.m)]
     if of.m <= 128:
         kernels = [name for name in kernels if name not in ("v12_pingpong", "v14_stream_k", "v21_row_pairs")]
     return [name for name in kernels if name != "v15_gemv" or of.layout == "TN"]
