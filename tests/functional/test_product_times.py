@@ -121,6 +121,14 @@ def test_the_page_has_the_figures_of_the_committed_times() -> None:
             cells = rows.replace("-", "–"), f"{int(count):,}", chosen, fastest, f"{under} %", f"{loss} %"
             assert f"| {' | '.join(cells)} |\n" in page
         assert f"{int(total[1]):,} random products" in page
+    times, short = kernel_times.long_and_short()
+    loss = times.chosen_us / times.fastest_us - 1
+    worst, over = times.loc[loss.idxmax()], 100 * (loss > 0.08).mean()
+    size = f"{worst.m} × {worst.n} × {worst.k} in {worst.layout}"
+    assert f"The largest loss is {100 * loss.max():.0f} %, at {size}, and {over:.1f} % of the products" in page
+    slow = (short.torch / short.chosen_us)[(short.n <= 152) & (short.k >= 18432)]
+    said = f"the median of {len(slow)} such products is {slow.median():.2f}, the slowest {slow.min():.2f}"
+    assert said in " ".join(page.split())
 
 
 def calls_of(function: Any, *given: Any) -> int:
