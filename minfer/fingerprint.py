@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
@@ -18,28 +19,26 @@ from minfer.build import cache, reads, toolchain
 from minfer.ops import PACKAGE, Kernel, get, python_source
 from minfer.ops.sources import SourceError, read_source, split
 
-# The code by which functions choose a kernel.
-CHOOSING = [
-    "functional/best.py",
-    "functional/preferred.py",
-    "functional/product_times.py",
-    "functional/product_times.cpp",
-]
-CHOOSING += ["cuda/gemm/fitted_choice.h", "cuda/gemm/fp8_choice.h"]
+# The code by which functions choose a kernel: that of all ops, their rules, and what counts where rules import the models.
+CHOOSING, PREFERRED = PACKAGE / "functional" / "best.py", PACKAGE / "functional" / "preferred.py"
+MODELS_MODULE = "minfer.functional.product_times"
+MODELS = [PACKAGE / "functional" / "product_times.py", PACKAGE / "functional" / "product_times.cpp"]
+MODELS += [PACKAGE / "cuda" / "gemm" / "fitted_choice.h", PACKAGE / "cuda" / "gemm" / "fp8_choice.h"]
 
 
 def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     """A hash of what decides this kernel's result and time: its sources and its op's, without comments; the other files
     that its last build read; the flags and versions that it is compiled with; and `rules`, the version of the measuring rules.
     Registering another kernel of the op changes nothing. That of a function is of all kernels that it chooses among, of
-    their measurements, of the code of the choice (`CHOOSING`), and of the modules that it names; that of a PyTorch
+    their measurements, of the code of the choice (`_choices`), and of the modules that it names; that of a PyTorch
     implementation that calls functions is of these, too. If a source cannot be read, for example because it is too large, the
     error message is hashed instead."""
     digest = hashlib.sha256()
     if kernel.backend == "function" or kernel.composes:
         for name in kernel.composes or (kernel.op,):
-            digest.update(_choices(name))
-            for each in get(name).kernels.values():
+            kernels = get(name).kernels.values()
+            digest.update(_choices(name, tuple(sorted({each.preferred for each in kernels if each.preferred}))))
+            for each in kernels:
                 if each.backend in ("cuda", "triton", "cpp"):
                     digest.update(fingerprint(each, arch, rules).encode())
         for path in kernel.modules:
@@ -69,10 +68,17 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
 
 
 @functools.cache
-def _choices(op: str) -> bytes:
-    """The measurements by which functions choose a kernel of this op, and the code of the choice, which is one for all ops."""
+def _choices(op: str, preferred: tuple[str, ...]) -> bytes:
+    """The measurements by which functions choose a kernel of this op, and the code of the choice. `preferred`: the rules that
+    its kernels name. These count, with what they use and whether they hold on Hopper only; other ops' rules do not."""
     table = json.loads((PACKAGE / "functional" / "best.json").read_text())
-    return "".join([json.dumps(table.get(op, [])), *(_meaning(PACKAGE / path) for path in CHOOSING)]).encode()
+    text = read_source(PREFERRED)
+    rules, on_hopper = python_source.used(text, preferred), python_source.used(text, ["HOPPER_ONLY"])
+    names = {str(node.value) for each in on_hopper for node in ast.walk(each) if isinstance(node, ast.Constant)}
+    modules = {each.module for each in rules if isinstance(each, ast.ImportFrom)}
+    code = [CHOOSING, *(MODELS if MODELS_MODULE in modules else [])]
+    parts = [json.dumps(table.get(op, [])), *sorted(map(ast.dump, rules)), *sorted(names.intersection(preferred))]
+    return "".join([*parts, *map(_meaning, code)]).encode()
 
 
 # Where tests/emulator/planting.py plants a mistake: at the end of a line, or alone on the line before.

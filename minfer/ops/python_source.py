@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # Methods of an op that register a kernel, a function or the op's drawn problems, none of which changes its other kernels.
@@ -37,6 +38,40 @@ def _registers(statement: ast.stmt) -> bool:
         return all(_registers(inner) for inner in statement.body)
     call = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(call, ast.Call) and getattr(call.func, "attr", "") in REGISTERING
+
+
+def used(text: str, names: Iterable[str]) -> list[ast.stmt]:
+    """The statements of a module that define these names, and those that define what these mention, directly or not; without
+    docstrings. An import has one statement for each name."""
+    defined: dict[str, list[ast.stmt]] = {}
+    for statement in ast.parse(text).body:
+        for name, part in _definitions(statement):
+            defined.setdefault(name, []).append(part)
+    found, queue = dict[ast.stmt, None](), [*names]
+    while queue:
+        for statement in defined.pop(queue.pop(), []):
+            found[statement] = None
+            queue += [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    return list(found)
+
+
+def _definitions(statement: ast.stmt) -> Iterator[tuple[str, ast.stmt]]:
+    """The names that a statement of a module defines, each with the part of the statement that does."""
+    if isinstance(statement, ast.ImportFrom):
+        for alias in statement.names:
+            yield alias.asname or alias.name, ast.ImportFrom(statement.module, [alias], statement.level)
+    elif isinstance(statement, ast.Import):
+        for alias in statement.names:
+            yield alias.asname or alias.name.partition(".")[0], ast.Import([alias])
+    elif isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        if ast.get_docstring(statement) is not None:
+            del statement.body[0]
+        yield statement.name, statement
+    else:
+        stored = (
+            node for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        )
+        yield from ((node.id, statement) for node in stored)
 
 
 def meaning_apart(text: str) -> str | None:

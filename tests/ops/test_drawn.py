@@ -15,6 +15,8 @@ from minfer.fingerprint import fingerprint
 from minfer.ops import PACKAGE, Op, drawn
 from tests.tiers import mostly_slow
 
+PREFERRED = PACKAGE / "functional" / "preferred.py"
+FUNCTIONS = {"hgemm": "matmul", "quant_gemm": "quant_gemm", "prefill_attention": "attention", "softmax": "softmax"}
 DRAWN = [name for name in ops.names() if ops.get(name).drawn]
 
 
@@ -74,12 +76,59 @@ def test_a_function_has_the_fingerprint_of_what_it_chooses_among(monkeypatch: py
     assert fingerprint(matmul, "", 1) != before
     monkeypatch.setitem(op.kernels, "cpu_naive", other)
     assert fingerprint(matmul, "", 1) == before
-    of_kernel = fingerprint(other, "", 1)
-    meaning, rules = fingerprints._meaning, PACKAGE / "functional" / "preferred.py"
-    monkeypatch.setattr(fingerprints, "_meaning", lambda path: meaning(path) + "changed" * (path == rules))
+
+
+def functions() -> dict[str, str]:
+    """The fingerprint of each op's function, and that of a kernel."""
+    found = {op: fingerprint(ops.get(op).kernels[name], "", 1) for op, name in FUNCTIONS.items()}
+    return found | {"kernel": fingerprint(ops.get("hgemm").kernels["cpu_naive"], "", 1)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        ("def short_rows(", "def short_rows(more: int, ", {"softmax"}),
+        ("def short_prompts(", "def short_prompts(more: int, ", {"prefill_attention"}),
+        ("def longest(", "def longest(more: int, ", {"prefill_attention"}),  # which rules call
+        ("def short_product_kernel(", "def short_product_kernel(more: int, ", {"hgemm"}),  # which their helper calls
+        ("\nSHORT = ", "\nSHORT = 1 + ", {"hgemm", "quant_gemm"}),
+        ("\nHOPPER_ONLY = {", '\nHOPPER_ONLY = {"short_prompts", ', {"prefill_attention"}),
+        ('"""Whether `softmax` takes', '"""Says whether `softmax` takes', set()),
+        ("\nSHORT = ", "\n# Shorter than that:\nSHORT = ", set()),
+        ("def why(", "def why(more: int, ", set()),
+    ],
+)
+def test_a_rule_is_part_of_the_fingerprints_of_the_ops_whose_kernels_name_it(
+    old: str, new: str, changed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, read = functions(), fingerprints.read_source
+    assert old in read(PREFERRED)
+    monkeypatch.setattr(
+        fingerprints, "read_source", lambda path: read(path).replace(old, new) if path == PREFERRED else read(path)
+    )
     fingerprints._choices.cache_clear()
-    assert fingerprint(matmul, "", 1) != before and fingerprint(other, "", 1) == of_kernel
+    after = functions()
     fingerprints._choices.cache_clear()
+    assert {name for name in before if after[name] != before[name]} == changed
+
+
+@pytest.mark.parametrize(
+    ("file", "changed"),
+    [
+        ("functional/best.py", set(FUNCTIONS)),
+        ("functional/product_times.py", {"hgemm", "quant_gemm"}),
+        ("functional/product_times.cpp", {"hgemm", "quant_gemm"}),
+    ],
+)
+def test_the_code_of_the_choice_is_part_of_the_fingerprints_of_what_uses_it(
+    file: str, changed: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, meaning = functions(), fingerprints._meaning
+    monkeypatch.setattr(fingerprints, "_meaning", lambda path: meaning(path) + "changed" * (path == PACKAGE / file))
+    fingerprints._choices.cache_clear()
+    after = functions()
+    fingerprints._choices.cache_clear()
+    assert {name for name in before if after[name] != before[name]} == changed
 
 
 def test_a_function_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
