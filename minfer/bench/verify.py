@@ -66,6 +66,18 @@ class Inputs:
         return Operands(op, self.case, self.seed, self.distribution, device, fenced=True)
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What a kernel did on one set of inputs."""
+
+    errors: Errors
+    wrong: str = ""  # how its result is wrong; empty if it is right
+    seconds: float = math.inf  # of the shortest call
+
+
+Known = dict[tuple[str, str], Checked]  # by the key of the inputs' case, and their distribution
+
+
 def choose_inputs(op: Op, case: Case, kernel: Stated, capability: tuple[int, int] | None, seed: int) -> list[Inputs]:
     """What a case is verified on: its own shape under two distributions and every call; small odd shapes, of which one is
     drawn at random, so that no kernel can prepare for it; and its own shape with uneven rows."""
@@ -92,34 +104,37 @@ def verify(
     seed: int,
     sparing: bool = False,
     structures: Sequence[str] = (),
+    known: Known | None = None,
 ) -> Errors:
     """Compare a kernel with the reference on all inputs of a case, and on its own shape with values of these `structures`
     (`minfer.bench.operands.STRUCTURES`). With `sparing`, a kernel that is slow (SLOW_S) on the first inputs of the case's shape
-    is not run on the others of that shape. Raises WrongResult or Dishonest at the first that fails, and ValueError for an op
-    whose bounds would accept a kernel that computes nothing."""
-    worst, is_slow = Errors(), False
+    is not run on the others of that shape. `known` is what earlier calls found, of the same kernels on the same device: at
+    another shape than the case's own, what is known there counts, and the kernel is not run again; this call adds what it
+    finds. The seeds of `known` may be others. Raises WrongResult or Dishonest at the first that fails, and ValueError for an
+    op whose bounds would accept a kernel that computes nothing."""
+    worst, is_slow, known = Errors(), False, {} if known is None else known
     chosen = choose_inputs(op, case, kernel, capability, seed)
     chosen += [replace(chosen[0], distribution=structure, seed=seed + 5) for structure in structures]
     for inputs in chosen:
-        if is_slow and inputs.case.shape == case.shape:
+        is_own_shape, key = inputs.case.shape == case.shape, (inputs.case.key, inputs.distribution)
+        if is_slow and is_own_shape:
             worst = worst.worst(Errors(left_out=1))
             continue
-        is_own = inputs.case == case and inputs.distribution not in structures
-        worst, seconds = _verify_on(op, inputs, kernel, function, device, worst, is_own)
-        is_slow |= sparing and seconds > SLOW_S
+        checked = None if is_own_shape else known.get(key)
+        if checked is None:
+            is_own = inputs.case == case and inputs.distribution not in structures
+            checked = known[key] = _verify_on(op, inputs, kernel, function, device, is_own)
+        worst = worst.worst(checked.errors)
+        if checked.wrong:
+            raise WrongResult(checked.wrong, worst)
+        is_slow |= sparing and checked.seconds > SLOW_S
     return worst
 
 
 def _verify_on(
-    op: Op,
-    inputs: Inputs,
-    kernel: Stated,
-    function: Function,
-    device: torch.device,
-    worst: Errors,
-    is_own: bool,
-) -> tuple[Errors, float]:
-    """The larger errors of `worst` and of these inputs, and the seconds of the shortest call. Raises as `verify`."""
+    op: Op, inputs: Inputs, kernel: Stated, function: Function, device: torch.device, is_own: bool
+) -> Checked:
+    """What the kernel does on these inputs. Raises Dishonest, and ValueError as `verify` does."""
     operands, where = inputs.operands(op, device), inputs.describe(op)
     written = operands.named("out", "inout")
     addresses = {name: tensor.data_ptr() for name, tensor in written.items()}
@@ -140,9 +155,9 @@ def _verify_on(
     fresh = inputs.operands(op, device)
     for name, kept in fresh.named("in").items():
         if not same_bits(operands.tensors[name], kept):
-            raise WrongResult(f"changed its input {name} ({where})", worst)
+            return Checked(Errors(), f"changed its input {name} ({where})")
     if operands.is_breached():
-        raise WrongResult(f"wrote outside its output ({where})", worst)
+        return Checked(Errors(), f"wrote outside its output ({where})")
     expected = run_reference(op, inputs.case, fresh.tensors)
     errors = Errors(tried=1)
     fault = None
@@ -151,16 +166,15 @@ def _verify_on(
         errors = errors.worst(found)
         if fault is None and (what := _fault(name, result, found)):
             fault = f"{what}; {describe_wrong(op, inputs.case, name, fresh.tensors | results, expected)}"
-    worst = worst.worst(errors)
     if fault:
-        raise WrongResult(f"{fault} ({where})", worst)
+        return Checked(errors, f"{fault} ({where})")
     if is_own:
         refuse_trivial(op, inputs.case, fresh.tensors, results, expected)
     bits = results if kernel.deterministic else None
     again_s = _repeat(op, inputs, function, device, bits, expected)
     if again_s is None:
-        raise WrongResult(f"gives another result when run again, which looks like a race ({where})", worst)
-    return worst, min(_seconds(begin, end), again_s)  # the first call of a kernel may compile it
+        return Checked(errors, f"gives another result when run again, which looks like a race ({where})")
+    return Checked(errors, seconds=min(_seconds(begin, end), again_s))  # the first call of a kernel may compile it
 
 
 def _only_of(returned: object, written: Tensors) -> bool:

@@ -27,7 +27,7 @@ from minfer.bench.integrity import Dishonest, Watch, check_delegation, check_lib
 from minfer.bench.measure import Bench
 from minfer.bench.telemetry import Telemetry
 from minfer.bench.timing import Timing
-from minfer.bench.verify import SLOW_S, Function, Inputs, verify
+from minfer.bench.verify import SLOW_S, Function, Inputs, Known, verify
 from minfer.build import cache
 from minfer.build.errors import BuildError
 from minfer.ops import Case, Kernel, Op
@@ -67,6 +67,7 @@ class Child:
         self.timer = CaseTimer(timing, self.telemetry)
         self.watch = Watch()
         self.triton = TritonTimes()
+        self.known: Known = {}  # of the verifications so far: each kernel is run at each odd shape once
         self.choices: dict[tuple[str, str], str] = {}  # of minfer's functions, by op and problem: which kernel, and why
 
     def measure_peaks(self) -> dict[str, float]:
@@ -138,7 +139,9 @@ class Child:
         this happens only with `sparing`."""
         begin, compiled, tuned = time.perf_counter(), self.triton.compiled_s, self.triton.tuned_s
         op, case, kernel = loaded.op, loaded.case, loaded.kernel
-        errors = verify(op, case, kernel, loaded.function, self.device, self.capability, row["seed"], sparing)
+        errors = verify(
+            op, case, kernel, loaded.function, self.device, self.capability, row["seed"], sparing, known=self.known
+        )
         row |= error_columns(errors)
         if not errors.left_out:  # a slow kernel's work is checked once, after it was timed
             self._check_own_work(loaded, row["seed"])

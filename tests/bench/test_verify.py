@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from minfer import ops
-from minfer.bench.errors import run_reference
+from minfer.bench.errors import Errors, run_reference
 from minfer.bench.integrity import Dishonest
 from minfer.bench.operands import Operands
-from minfer.bench.verify import Inputs, WrongResult, choose_inputs, verify
+from minfer.bench.verify import Inputs, Known, WrongResult, choose_inputs, verify
 from minfer.ops import DTYPES, Kernel, multiples
 from tests.honest import ANY, CPU, HGEMM, SQUARE, Tensor, after, both_dtypes, both_layouts, check, fails, honest
 
@@ -149,6 +149,44 @@ def test_tried_counts_the_inputs_up_to_the_one_that_failed() -> None:
     errors = fails(kernel).errors
     assert errors.tried == len(seen) == 3
     assert errors.over_bound > 1 and errors.max_abs > 9
+
+
+def test_what_is_known_of_an_odd_shape_counts_and_is_not_tried_again() -> None:
+    odd, known = {(33, 65, 17), (1, 136, 264)}, Known()
+    seen: list[tuple[int, ...]] = []
+
+    def kernel(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> None:
+        seen.append((a.shape[0], b.shape[1], a.shape[1]))
+        honest(out, a, b, alpha, beta)
+
+    def verified(shape: dict[str, int], layout: str) -> tuple[set[tuple[int, ...]], Errors]:
+        seen.clear()
+        case = HGEMM.case("honest", "float16", shape, {"layout": layout})
+        errors = verify(HGEMM, case, ANY, kernel, CPU, None, 1, known=known)
+        return set(seen) & odd, errors
+
+    first, errors = verified(SQUARE, "TN")
+    assert first == odd and errors == check(honest, seed=1)
+    found, again = verified(SQUARE | {"m": 25}, "TN")
+    assert not found and again.tried == errors.tried
+    assert verified({"m": 33, "n": 65, "k": 17}, "TN")[0] == {(33, 65, 17)}  # a case's own shape is always tried
+    assert verified(SQUARE, "NN")[0] == odd
+
+
+def test_a_kernel_that_is_known_to_be_wrong_at_an_odd_shape_stays_so() -> None:
+    known, case = Known(), HGEMM.case("honest", "float16", SQUARE)
+
+    def kernel(out: Tensor, a: Tensor, b: Tensor, alpha: float, beta: float) -> None:
+        honest(out, a, b, alpha, beta)
+        if len(out) == 33:
+            out[0, 0] += 10
+
+    with pytest.raises(WrongResult) as first:
+        verify(HGEMM, case, ANY, kernel, CPU, None, 1, known=known)
+    with pytest.raises(WrongResult) as second:
+        verify(HGEMM, case, ANY, honest, CPU, None, 2, known=known)
+    assert "m=33" in str(first.value) and str(second.value) == str(first.value)
+    assert second.value.errors.tried == first.value.errors.tried and second.value.errors.over_bound > 1
 
 
 @pytest.mark.parametrize("share", ["one element", "all"])

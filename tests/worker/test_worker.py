@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from minfer import ops
-from minfer.bench import RULES, rules_of
+from minfer.bench import RULES, rules_of, verify
 from minfer.bench.timing import Timing
 from minfer.fingerprint import fingerprint
 from minfer.functional import library
 from minfer.functional.best import Choice
+from minfer.ops import Case, Op
 from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.worker import case_timer
@@ -194,6 +195,25 @@ def test_a_slow_kernel_is_timed_in_five_rounds_and_its_row_says_so(
     assert (row["cold_rounds"] == 5, row.get("steady_us") is None) == (is_brief, is_brief)
     again = taken_for_slow_s < 0 < slow_s
     assert phases == ["load", *(2 if again else 1) * ["verify", "time"]]
+
+
+def test_a_process_runs_a_kernel_at_each_odd_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row says all the same on how many sets of inputs its kernel was verified."""
+    monkeypatch.setattr(TritonTimes, "time_autotuner", lambda *about: None)  # it would stay changed for other tests
+    op, tried, check = ops.get("rmsnorm"), list[tuple[Case, str]](), verify._verify_on
+
+    def noted(op: Op, inputs: verify.Inputs, *rest: Any) -> verify.Checked:
+        tried.append((inputs.case, inputs.distribution))
+        return check(op, inputs, *rest)
+
+    monkeypatch.setattr(verify, "_verify_on", noted)
+    child = Child("cpu", Timing(warmup_s=0, looks=[3], least_rounds=3, steady_block_s=0))
+    cases = [op.case("torch", "float32", {"tokens": tokens, "hidden": 8}) for tokens in (2, 4)]
+    rows = [child.run(case, lambda phase: None)["row"] for case in cases]
+    assert [row["status"] for row in rows] == ["ok", "ok"] and rows[0]["verified"] == rows[1]["verified"] > 5
+    of_odd = [(case, how) for case, how in tried if case.shape in op.odd_shapes]
+    assert len(of_odd) == len(op.calls) * len(op.odd_shapes) and all(of_odd.count(one) == 1 for one in of_odd)
+    assert all((case, how) in tried for case in cases for how in ("uniform", "normal", "uneven"))
 
 
 def test_the_row_of_a_function_says_which_kernel_it_chose_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
