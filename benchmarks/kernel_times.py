@@ -9,7 +9,7 @@ of them timed twice. M is log-uniform and not rounded. There are four sets. In t
 8192, N and K are layers of the 24 models of `minfer/ops/models.csv`. In the fourth, of any rows, N or K or both are 8 to 504
 instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random
 half of the first set, and that of v14_stream_k to a random half of the third. The rules for the fourth were made from all of
-it. When the second set was timed, v18_fitted had 48 of its 55 kinds of tiles. The sets were timed in four runs like `--time`,
+it. When the second set was timed, v18_fitted had 48 of its 59 kinds of tiles. The sets were timed in four runs like `--time`,
 and put together; their column `seed` tells them apart.
 
 A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the

@@ -66,8 +66,8 @@ extern "C" int run_tile(int tn, int parts, int beside, int m, int n, int k, void
   const Gemm<T> g{{(T*)c, (const T*)a, (const T*)b, m, n, k, k, ldb, n, tn ? Layout::TN : Layout::NN, 1.0f, 0.0f,
                   (cudaStream_t)stream}};
   try {{
-    tn ? launch_fitted<{0}, {1}, Layout::TN, false, AsItIs, false, {2}>(g, parts, beside)
-       : launch_fitted<{0}, {1}, Layout::NN, false, AsItIs, false, {2}>(g, parts, beside);
+    tn ? launch_fitted<{0}, {1}, Layout::TN, false, AsItIs, {2}>(g, parts, beside)
+       : launch_fitted<{0}, {1}, Layout::NN, false, AsItIs, {2}>(g, parts, beside);
     return cudaGetLastError();
   }} catch (const std::exception& error) {{
     std::fprintf(stderr, "%s\\n", error.what());

@@ -129,6 +129,7 @@ OF_FILE: dict[str, Shapes] = {
     "hgemm-v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
     # One and three groups of 16 rows, k in several parts and a part in several chunks; rows of B narrower than 16 bytes, and a
     # last stripe of one column.
+    "hgemm-v22_any_size": [(67, 131, 77), (66, 70, 84), (1, 3, 5), (65, 68, 1030), (40, 24, 1096)],
     "hgemm-v20_any_columns": [(1, 121, 2300), (9, 251, 1100), (33, 377, 1270), (16, 3, 40), (2, 8, 9)],
     # Several tiles each way with an edge in each; rows of A, of B and of both that are no whole number of pieces.
     **{
@@ -154,6 +155,8 @@ OF_FILE: dict[str, Shapes] = {
         (168, 136, 1096),
         (300, 376, 264),
         (170, 248, 2056),
+        (67, 40, 77),
+        (70, 35, 84),
     ],
     # The same for two weights, whose tiles have 64 or 128 columns of each.
     "gated_unit-v07_fitted": [
@@ -303,6 +306,7 @@ SHARED_SUMS = {
     "hgemm-v14_stream_k": (1280, 16, 1000),
     "hgemm-v18_fitted": (160, 64, 2056),
     "hgemm-v20_any_columns": (16, 77, 1100),
+    "hgemm-v22_any_size": (16, 77, 1100),
 }
 
 # Each of v18_fitted's tiles is chosen at one of these (test_product_times.py).
@@ -325,7 +329,9 @@ TILES_OF_V18: Shapes = [
     (2711, 968, 264), (2711, 1032, 264), (2711, 1352, 264), (2711, 1544, 264), (2822, 648, 264), (2822, 776, 264),
     (2822, 968, 264), (2822, 1032, 264), (2822, 1160, 264), (2822, 1416, 264), (2822, 1544, 264), (2933, 392, 264),
     (2933, 584, 264), (2933, 776, 264), (2933, 1160, 264), (265, 2056, 3080), (40, 521, 520), (150, 4099, 520),
-    (210, 4099, 520),
+    (210, 4099, 520), (1506, 2144, 72), (787, 3472, 72), (938, 3088, 72), (1417, 2152, 72), (2165, 2128, 72),
+    (686, 4360, 72), (1261, 3624, 72),
+    (300, 300, 300), (67, 1001, 333),
 ]  # fmt: skip
 
 # On a GPU: each tile of the kernels that choose one, on 132 multiprocessors, with an edge of it in the last.

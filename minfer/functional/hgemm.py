@@ -6,7 +6,6 @@ import torch
 
 from minfer.functional import library
 from minfer.functional.contract import Contract
-from minfer.functional.preferred import SHORT, any_columns
 
 TAKES = Contract(
     "matmul",
@@ -25,8 +24,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     `best` picks the kernel, which is compiled at its first call; with MINFER_EXPLAIN=1 each choice is printed to stderr
     once. `weight.t()` of an `nn.Linear` is a b that is read in place. Each call first
     copies an operand whose rows (in TN: columns of b) do not start at multiples of 16 bytes, unless their length rules
-    that out. On Hopper it also copies a row-major b of at least 512 x 512 if 8 divides K and not N,
-    unless `a` has at most 64 rows and a kernel that reads b in place is predicted to be faster.
+    that out: then some kernels copy it and others read it in place.
     With `out` the product is written to `out`, which is returned; if `out` is not contiguous, or shares memory with an
     operand, the product is computed elsewhere and copied to it.
     Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError
@@ -47,17 +45,7 @@ def _multiply(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         return
     layout, (b,) = library.readable_weights(b)
     shape, params = {"m": m, "n": n, "k": k}, {"layout": layout, "accumulate": "float32"}
-    is_odd = layout == "NN" and n % 8 and k % 8 == 0 and min(n, k) >= SHORT
-    if is_odd and library.capability_of(a) == (9, 0) and not any_columns(shape, params):
-        b = _padded(b)
     library.call("hgemm", (out, library.readable(a), b), a.dtype, shape, params, alpha=1.0, beta=0.0)
-
-
-def _padded(b: torch.Tensor) -> torch.Tensor:
-    """A copy of b, (K, N), whose rows start at multiples of 16 bytes: only such rows can be copied by TMA. Copying takes less
-    time than ordinary loads add to the product."""
-    k, n = b.shape
-    return b.new_empty(k, -(-n // 8) * 8)[:, :n].copy_(b)
 
 
 _hgemm_op, _hgemm_out_op = library.define_with_out("hgemm(Tensor a, Tensor b) -> Tensor", _multiply, lambda *_: TAKES)

@@ -43,14 +43,12 @@ def product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
     """The kernel that `matmul` takes for a product that was not measured. An empty name means that of the nearest measured
     shape.
 
-    If n is no multiple of 8, it is v18_fitted. In NN the rows of B are then not aligned, and `matmul` copies B first; it is
-    v20_any_columns if the model of that is faster than v18_fitted and the copy."""
-    if m == 0 or (n % 8 != 0 and min(n, k) < SHORT):
+    If n or k is no multiple of 8, some rows do not start at multiples of 16 bytes. v18_fitted then copies operands with such
+    rows first, and v20_any_columns reads such a B in NN in place; no other kernel takes both."""
+    if m == 0:
         return ""
-    if min(n, k) < SHORT:
-        return short_product_kernel(m, n, k, is_tn)
-    found = fastest(m, n, k, is_tn)
-    return found if n % 8 == 0 or found == "v20_any_columns" else "v18_fitted"
+    is_odd = n % 8 != 0 or k % 8 != 0
+    return short_product_kernel(m, n, k, is_tn) if min(n, k) < SHORT and not is_odd else fastest(m, n, k, is_tn)
 
 
 def short_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::array<int, 4> kAtOnce = {132, 66, 31, 15};  // clusters of 1, 2, 4 and 8 blocks that run at once on an H100 or H200
 constexpr double kCyclesPerUs = 1755;
-constexpr double kOfCopy = 2.2e6, kOfMemory = 2.5e6, kOfL2 = 3.5e6;  // bytes a microsecond
+constexpr double kOfCopy = 3.3e6, kOfMemory = 2.5e6, kOfL2 = 3.5e6;  // bytes a microsecond
 
 struct Product {
   int m, n, k;
@@ -49,7 +49,7 @@ double gemv(const Product& p) {
 }
 
 // Rows of b that do not start at multiples of 16 bytes.
-bool has_odd_rows(const Product& p) { return !p.tn && p.n % 8 != 0; }
+bool has_odd_rows(const Product& p) { return (p.tn ? p.k : p.n) % 8 != 0; }
 
 // v18_fitted's time for few rows, which one tile covers. A step in k takes the same time for every size of tile.
 double fitted_few_rows(const Product& p, const FittedChoice& of) {
@@ -63,17 +63,17 @@ double fitted_few_rows(const Product& p, const FittedChoice& of) {
   return of_few_rows(p, p.tn ? 6.241 : 5.817, body, 4.332e6, missing, 0.1137) + sums;
 }
 
-// `matmul` copies odd rows first.
+// It copies operands with odd rows first, in one launch.
 double fitted(const Product& p) {
-  if (p.k % 8 != 0) return INFINITY;
-  const double copied = has_odd_rows(p) ? 6 + 4.0 * p.n * p.k / kOfCopy : 0;
+  const double elements = (p.k % 8 != 0 ? double(p.m) * p.k : 0) + (has_odd_rows(p) ? double(p.n) * p.k : 0);
+  const double copied = elements > 0 ? 5 + 4 * elements / kOfCopy : 0;
   const FittedChoice of = choose_fitted(kFittedTiles, p.m, p.n, p.k, p.tn, kAtOnce);
   return (p.m <= kFewRows ? fitted_few_rows(p, of) : of.us) + copied;
 }
 
 // b is read from memory once, and from the L2 once for every 16 rows of a.
 double any_columns(const Product& p) {
-  if (!has_odd_rows(p) || p.m > 64) return INFINITY;
+  if (p.tn || !has_odd_rows(p) || p.m > 64) return INFINITY;
   const double bytes = 2.0 * p.n * p.k, groups = (p.m + 15) / 16;
   return 6 + std::max(bytes / kOfMemory, groups * bytes / kOfL2);
 }

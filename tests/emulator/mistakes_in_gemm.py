@@ -56,6 +56,18 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         "outside operand",
     ),
     "no products at the last row's end": ("hgemm-v20_any_columns", {"last_rows": ("k < g.k", "k < 0")}, WRONG),
+    "words where rows start at odd elements": (
+        "hgemm-v22_any_size",
+        {"by_words": ("ld % 2 == 0 && cols % 2 == 0", "true")},
+        "misaligned",
+    ),
+    "words behind the last row": (
+        "hgemm-v22_any_size",
+        {"inside": ("i * kRowStep < rows_left && cols_left > 0", "cols_left > 0")},
+        "outside",
+    ),
+    "an element behind the end of a row": ("hgemm-v22_any_size", {"second": ("cols_left > 1", "true")}, WRONG),
+    "a column behind the last": ("hgemm-v22_any_size", {"last_column": ("left > 1", "true")}, WRONG),
     "rows of A not waited for": ("hgemm-v20_any_columns", {"a_there": ""}, WRONG),
     "pieces beyond B": (
         "hgemm-v20_any_columns",
@@ -254,7 +266,17 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"odd_row": ("2 * lane + odd", "2 * lane")},
         "misaligned access",
     ),
-    "rows of B not swizzled": ("hgemm-v18_fitted", {"place_of_word": ("i % 8", "0")}, WRONG),
+    "more elements copied than a row has": (
+        "hgemm-v18_fitted",
+        {"end_of_row": ("i < left", "true")},
+        "outside operand",
+    ),
+    "elements of two words not joined": (
+        "hgemm-v18_fitted",
+        {"shifted": ("before >> 16 | next << 16", "next")},
+        WRONG,
+    ),
+    "rows of B not copied": ("hgemm-v18_fitted", {"pieces_of_b": ("index - a.count < b.count", "false")}, WRONG),
     "steps of a slab as of rows": ("hgemm-v18_fitted", {"of_slab": ("(Of::kTN ? 2 : 128)", "2")}, WRONG),
     "a stage of a lone block, released while products read it": (
         "hgemm-v17_one_wave",

@@ -6,8 +6,9 @@
 
 namespace minfer {
 
+// `Copy` copies the tiles of an operand.
 template <typename T_, typename Acc, Layout kLayout, int kBlockM_, int kBlockN_, int kBlockK_, int kStages_, int kWarpM,
-          int kWarpN>
+          int kWarpN, template <typename, bool, int, int, int, typename> typename Copy = TileCopy>
 struct BlockTile {
   using T = T_;
   using Warp = WarpTile<T, Acc, kLayout, kWarpM, kWarpN>;
@@ -29,9 +30,9 @@ struct BlockTile {
   // memory is free to write when it begins; when it ends other warps may still read fragments.
   __device__ static void multiply(Warp& sums, const Gemm<T>& g, int row0, int col0, int k_begin, int k_end, T* stages) {
     const int tiles = (k_end - k_begin + kBlockK - 1) / kBlockK;
-    TileCopy<PlaceA, false, kBlockM, kBlockK, kThreads, T> a(g.a, g.lda, row0, k_begin, g.m, k_end);
-    TileCopy<PlaceB, !kTN, kBRows, kBCols, kThreads, T> b(g.b, g.ldb, kTN ? col0 : k_begin, kTN ? k_begin : col0,
-                                                          kTN ? g.n : k_end, kTN ? k_end : g.n);
+    Copy<PlaceA, false, kBlockM, kBlockK, kThreads, T> a(g.a, g.lda, row0, k_begin, g.m, k_end);
+    Copy<PlaceB, !kTN, kBRows, kBCols, kThreads, T> b(g.b, g.ldb, kTN ? col0 : k_begin, kTN ? k_begin : col0, kTN ? g.n : k_end,
+                                                      kTN ? k_end : g.n);
     int filled = 0, used = 0;  // the stage to fill next, and the one whose fragments are loaded next
     const auto next = [](int stage) { return stage + 1 == kStages ? 0 : stage + 1; };
     const auto copy = [&](int tile) {

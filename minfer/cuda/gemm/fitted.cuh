@@ -34,22 +34,18 @@ struct Inside {
 // share operands. Two of them lie side by side or one below the other, four side by side or two by two. With kTwo the product
 // has two Bs, and kN counts the columns of both: each 64 columns of the first B are followed by the same columns of the
 // second, and the sums of both become one column of the product. With kAnywhere, rows of the product need not start at
-// multiples of 16 bytes (fitted_anywhere.cuh), and with kPlain, in NN, those of B neither; the tiles of a group are then side
-// by side.
-template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kPlain_ = false, bool kTwo_ = false,
-          int kSharing_ = 2>
+// multiples of 16 bytes (fitted_anywhere.cuh); the tiles of a group are then side by side.
+template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kTwo_ = false, int kSharing_ = 2>
 struct Fitted {
   using T = T_;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int kM = kM_, kN = kN_;
   static constexpr bool kAnywhere = kAnywhere_;
-  static constexpr bool kPlain = kPlain_;  // ordinary loads copy B
   static constexpr bool kTwo = kTwo_;
   static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : kN == 192 && kM <= 192 ? 3 : 2;
   static constexpr int kWriters = kConsumers * 128, kThreads = kWriters + 128;
   static constexpr int kColumns = kTwo ? kN / 2 : kN;  // of the product
   static_assert(kSharing == 1 || kSharing == 2 || kSharing == 4);
-  static_assert(!kPlain || (kAnywhere && kLayout == Layout::NN));
   static_assert(!kTwo || (kN % 128 == 0 && !kAnywhere));
   static constexpr bool kTN = kLayout == Layout::TN, kSplitsColumns = kN % ((kTwo ? 128 : 64) * kConsumers) == 0;
   static constexpr int kWide = kN / 64 / (kSplitsColumns ? kConsumers : 1), kHigh = kM / (kSplitsColumns ? 1 : kConsumers);
@@ -58,16 +54,20 @@ struct Fitted {
   // A stage in shared memory has 64 values of k, of the columns of B and of the rows of A, in the 128-byte swizzle. B is stored
   // as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
   static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
-  // Boxes of a warpgroup: it writes one while the other is still read. Three warpgroups have one each, so that more stages fit.
-  static constexpr int kBoxes = kConsumers == 3 ? 1 : 2;
-  static_assert(!kAnywhere || kBoxes == 2);
-  static constexpr int kOut = kConsumers * kBoxes * kBox, kOutBytes = kOut * sizeof(T);
-  static constexpr int kStages = std::min(kN == 64 ? 12 : 8, int(((227 << 10) - kOutBytes) / (kStageBytes + 2 * sizeof(uint64_t))));
-  static constexpr int kBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kOutBytes;
   // A thread stores kAtOnce sums at once, which lie in the rows of a box. If kHigh is no multiple of these, the last two boxes
   // have rows in common.
   static constexpr int kAtOnce = kBoxRows / 2;
   static constexpr int kDown = (kHigh + kBoxRows - 1) / kBoxRows, kLast = kHigh - kBoxRows;
+  // A warpgroup writes a batch of boxes while the batch before is still read. There is one batch where the warpgroup has all
+  // boxes of its tile at once, and with three warpgroups, so that more stages fit.
+  static constexpr bool kAllBoxes = kN == 64 && kSharing == 1;
+  static constexpr int kBatches = kAllBoxes || kConsumers == 3 ? 1 : 2, kMost = 227 << 10;
+  static constexpr int kBoxBytes = kConsumers * kBatches * kBox * sizeof(T), kPerStage = kStageBytes + 2 * sizeof(uint64_t);
+  static constexpr int kStages = std::min(kN == 64 ? 12 : 8, (kMost - kBoxBytes) / kPerStage);
+  static constexpr int kFit = (kMost - kStages * kPerStage) / kBoxBytes;
+  static constexpr int kBatch = kAnywhere ? 1 : std::min(kFit, kAllBoxes ? kDown : (kDown + 1) / 2);  // boxes
+  static constexpr int kOut = kConsumers * kBatches * kBatch * kBox, kBytes = kStages * kPerStage + kOut * sizeof(T);
+  static_assert(!kAnywhere || kBatches == 2);
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
   // These start the copies of one piece of B or of A. An operand has as many pieces as blocks share it, and each of these blocks
@@ -125,17 +125,16 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
     multiply(const __grid_constant__ FittedMaps maps, Problem g, Division division) {
   using T = typename Of::T;
   constexpr int kSharing = Of::kSharing, kConsumers = Of::kConsumers, kWriters = Of::kWriters;
-  constexpr bool kMovesRegisters = kConsumers > 1 && !Of::kPlain;
+  constexpr bool kMovesRegisters = kConsumers > 1;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* stages = reinterpret_cast<T*>(shared);
   T* out = stages + Of::kStages * Of::kElements;
   uint64_t* full = reinterpret_cast<uint64_t*>(out + Of::kOut);
   uint64_t* empty = full + Of::kStages;  // of all blocks to which this one copies
   if (threadIdx.x == 0) {
+    tma_prefetch(maps.a), tma_prefetch(maps.b), tma_prefetch(maps.a_last), tma_prefetch(maps.b_other);
     for (int stage = 0; stage < Of::kStages; ++stage)
-      barrier_init(full + stage, Of::kPlain ? 1 + 4 : 1), barrier_init(empty + stage, division.group.mates() * kConsumers * 4);
-    tma_prefetch(maps.a), tma_prefetch(maps.a_last);
-    if (!Of::kPlain) tma_prefetch(maps.b), tma_prefetch(maps.b_other);
+      barrier_init(full + stage, 1), barrier_init(empty + stage, division.group.mates() * kConsumers * 4);
     if (!Of::kAnywhere) tma_prefetch(maps.c);
   }
   barrier_init_fence();
@@ -161,14 +160,13 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   Ring<Of::kStages> ring;
   if (warpgroup == kConsumers) {
     if constexpr (kMovesRegisters) registers_down<40>();
-    const bool issues = Of::kPlain ? threadIdx.x == kConsumers * 128 : elected(kConsumers * 4);
-    if (Of::kPlain || issues) for_tiles([&](int row, int col, bool backwards) {
+    if (elected(kConsumers * 4)) for_tiles([&](int row, int col, bool backwards) {
       const Inside rows(max(0, min(Of::kM, g.m - row)), group.across), cols(max(0, min(Of::kColumns, g.n - col)), group.down);
       const TensorMap& map_a = rows.size == Of::kM ? maps.a : maps.a_last;  //@ map_of_last_rows
       const bool fewer_columns = !Of::kSlabs && cols.size < Of::kN;
       const int of_row = (1 << group.across) - 1 << rank - x_in_group;  // the blocks that get the same A  //@ to_both
       const int of_column = (group.down > 1 ? 1 << group.across | 1 : 1) << first + x_in_group;  // the same B  //@ to_column
-      const int bytes = rows.pieces * rows.piece * kBlockK * sizeof(T) + (Of::kPlain ? 0 : Of::bytes_of_b(cols));
+      const int bytes = rows.pieces * rows.piece * kBlockK * sizeof(T) + Of::bytes_of_b(cols);
 #pragma unroll 1  // not unrolled: a cold kernel loads its instructions from memory
       for (int step = begin; step < end; ++step, ring.advance()) {
         barrier_wait(empty + ring.stage, ring.parity ^ 1);
@@ -184,21 +182,11 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
         const auto shared_b = [&](T* box, int x, int y, bool second) {
           tma_load_multicast(box, map_b(second), filled, x, y, of_column);
         };
-        if (issues) {
-          barrier_expect(filled, bytes);
-          if (kSharing > 1 && group.across > 1) Of::load_a(stage, row, k, rows, x_in_group, shared_a);
-          else Of::load_a(stage, row, k, rows, 0, own_a);
-          if constexpr (!Of::kPlain) {
-            if (kSharing > 1 && !Of::kAnywhere && group.down > 1) Of::template load_b<2>(stage, col, k, cols, y_in_group, shared_b);
-            else Of::template load_b<1>(stage, col, k, cols, 0, own_b);
-          }
-        }
-        if constexpr (Of::kPlain) {
-          copy_plain<Of>(g, stage, col, k);
-          fence_async();  // wgmma reads what was written
-          __syncwarp();
-          if (threadIdx.x % 32 == 0) barrier_arrive(filled);
-        }
+        barrier_expect(filled, bytes);
+        if (kSharing > 1 && group.across > 1) Of::load_a(stage, row, k, rows, x_in_group, shared_a);
+        else Of::load_a(stage, row, k, rows, 0, own_a);
+        if (kSharing > 1 && !Of::kAnywhere && group.down > 1) Of::template load_b<2>(stage, col, k, cols, y_in_group, shared_b);
+        else Of::template load_b<1>(stage, col, k, cols, 0, own_b);
       }
     });
     __syncwarp();
@@ -206,23 +194,18 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   } else {
     if constexpr (kMovesRegisters) registers_up<(kConsumers == 2 ? 232 : 152)>();
     const int row_of_group = Of::kSplitsColumns ? 0 : warpgroup * Of::kHigh;
-    const int b_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0, col_of_group = Of::kTwo ? b_of_group / 2 : b_of_group;
+    const int b_of_group = Of::kSplitsColumns ? warpgroup * Of::kWide * 64 : 0;
+    const int col_of_group = Of::kTwo ? b_of_group / 2 : b_of_group;
     constexpr int kWideOut = Of::kTwo ? Of::kWide / 2 : Of::kWide;
     // Element i of sums[w] is in column 64 w + 16 warp + lane / 4, plus 8 for i % 4 >= 2, and in row 8 (i / 4) + 2 (lane % 4)
     // + i % 2 of the warpgroup's. So 16 consecutive elements are 32 rows.
     alignas(16) float sums[Of::kWide][Of::kHigh / 2];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    T* mine = out + warpgroup * (Of::kBoxes * kBox);
-    int stored = 0;
+    T* mine = out + warpgroup * (Of::kBatches * Of::kBatch * kBox);
+    int batches = 0;
 
-    // The warps of a warpgroup together store a box: 32 rows from `row` on, and all 64 columns from `col` on.
-    const auto store = [&](const float(&x)[Of::kAtOnce], const Finish& finish, int row, int col) {
-      if (row >= g.m || col >= g.n) return;
-      T* box = mine + stored++ % Of::kBoxes * kBox;
-      if constexpr (!Of::kAnywhere) {
-        if (threadIdx.x % 128 == 0) tma_store_wait<Of::kBoxes - 1>();  //@ box_read
-        named_barrier_sync(2 + warpgroup, 128);
-      }
+    // The warps of a warpgroup together write a box, rows of 128 bytes in the 128-byte swizzle.
+    const auto write = [&](T* box, const float(&x)[Of::kAtOnce], const Finish& finish) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t bits[4];
@@ -232,16 +215,32 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
           const Pair<T> pair{T(finish(two[0], i % 2)), T(finish(two[1], i % 2))};  //@ finish
           memcpy(&bits[i], &pair, 4);
         }
-        // Rows of 128 bytes, in the 128-byte swizzle.
         const int to = half * 16 + lane % 8 + lane / 16 * 8, piece = warp % 4 * 2 + lane / 8 % 2;
         stmatrix_x4_transposed(box + to * 64 + (piece ^ lane % 8) * 8, bits);  //@ place_in_box
       }
+    };
+    // The place of the next batch, when TMA has read what was there.
+    const auto next_batch = [&] {
+      if (threadIdx.x % 128 == 0) tma_store_wait<Of::kBatches - 1>();  //@ box_read
+      named_barrier_sync(2 + warpgroup, 128);
+      return mine + batches++ % Of::kBatches * (Of::kBatch * kBox);
+    };
+    const auto batch_written = [&] {
+      fence_async();  //@ fence_of_box
+      named_barrier_sync(2 + warpgroup, 128);  //@ box_written
+    };
+    // Stores one box of the product: 32 rows from `row` on, and all 64 columns from `col` on.
+    const auto store = [&](const float(&x)[Of::kAtOnce], const Finish& finish, int row, int col) {
+      if (row >= g.m || col >= g.n) return;
       if constexpr (Of::kAnywhere) {
+        T* box = mine + batches++ % Of::kBatches * kBox;
+        write(box, x, finish);
         named_barrier_sync(2 + warpgroup, 128);  // the other box is read, too: its readers have come here  //@ box_there
         store_anywhere(g, box, row, col);
       } else {
-        fence_async();  //@ fence_of_box
-        named_barrier_sync(2 + warpgroup, 128);  //@ box_written
+        T* box = next_batch();
+        write(box, x, finish);
+        batch_written();
         if (threadIdx.x % 128 == 0) tma_store(maps.c, box, col, row), tma_store_commit();
       }
     };
@@ -277,12 +276,31 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
         if constexpr (Of::kTwo)
 #pragma unroll
           for (int i = 0; i < Of::kHigh / 2; ++i) sums[w][i] = finish.combine(sums[2 * w][i], sums[2 * w + 1][i], i % 4 / 2);
+        const auto box_of = [&](int down) -> const float(&)[Of::kAtOnce] {
+          return reinterpret_cast<float(&)[Of::kAtOnce]>(sums[w][down / 2]);
+        };
+        const int top = row + row_of_group, left = col + col_of_group + w * 64;
+        if constexpr (Of::kAnywhere) {
 #pragma unroll
-        for (int i = 0; i < Of::kDown; ++i) {
-          const int down = min(i * kBoxRows, Of::kLast);
-          int at = row + row_of_group + down;
-          asm volatile("" : "+r"(at));  // one address at a time: all of them would need more registers than there are
-          store(reinterpret_cast<float(&)[Of::kAtOnce]>(sums[w][down / 2]), finish, at, col + col_of_group + w * 64);
+          for (int i = 0; i < Of::kDown; ++i) {
+            const int down = min(i * kBoxRows, Of::kLast);
+            store(box_of(down), finish, top + down, left);
+          }
+        } else if (left < g.n) {
+#pragma unroll
+          for (int first = 0; first < Of::kDown; first += Of::kBatch) {
+            T* boxes = next_batch();
+            const int last = min(first + Of::kBatch, Of::kDown);
+#pragma unroll
+            for (int i = first; i < last; ++i) write(boxes + (i - first) * kBox, box_of(min(i * kBoxRows, Of::kLast)), finish);
+            batch_written();
+            if (threadIdx.x % 128 > 0) continue;
+#pragma unroll 1
+            for (int i = first; i < last; ++i)
+              if (const int down = top + min(i * kBoxRows, Of::kLast); down < g.m)
+                tma_store(maps.c, boxes + (i - first) * kBox, left, down);
+            tma_store_commit();
+          }
         }
       }
     });
@@ -331,18 +349,18 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
 
 // Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. A cluster has one group for
 // each part. With kAnywhere, `beside` must be true. A problem with a second B has it in `w2`.
-template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename Finish = AsItIs, bool kPlain = false,
-          int kSharing = 2, typename Problem>
+template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename Finish = AsItIs, int kSharing = 2,
+          typename Problem>
 void launch_fitted(const Problem& g, int parts, bool beside) {
   using T = std::remove_pointer_t<decltype(g.c)>;
   constexpr bool kTwo = requires { g.w2; };
-  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kPlain, kTwo, kSharing>;
+  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kTwo, kSharing>;
   static_assert(kAnywhere || Of::kSplits);
   const auto kernel = multiply<Of, Finish, Problem>;
   allow_shared(kernel, Of::kBytes);
   Gemm<T> vectors = g;  // what has to start at multiples of 16 bytes
+  vectors.k = 0;        // its length may be any
   if (kAnywhere) vectors.n = 0, vectors.c = nullptr, vectors.ldc = 0;
-  if (Of::kPlain) vectors.ldb = 0;
   require_vectors<T, float>(vectors);
   STD_TORCH_CHECK(g.k > 0, "hgemm: k must not be 0");
   STD_TORCH_CHECK(g.alpha == 1.0f && g.beta == 0.0f, "hgemm: this kernel takes alpha 1 and beta 0, got ", g.alpha, " and ",
@@ -357,7 +375,7 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
     return make_tensor_map(map, b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, ld,
                            !Of::kTN ? kBlockK / of_b : kTwo ? 64 : cols.piece, 64);
   };
-  bool mapped = map_a(maps.a, Inside(kM, of_a)) && (Of::kPlain || map_b(maps.b, g.b, g.ldb, Inside(kN, of_b)));
+  bool mapped = map_a(maps.a, Inside(kM, of_a)) && map_b(maps.b, g.b, g.ldb, Inside(kN, of_b));
   maps.a_last = maps.a, maps.b_other = maps.b;
   const Inside rows(g.m % kM, of_a), cols(g.n % kN, of_b);  // of the last tiles, 0 if these are as large as the others
   if (rows.size % kM != 0) mapped = mapped && map_a(maps.a_last, rows);

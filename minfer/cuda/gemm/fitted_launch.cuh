@@ -18,7 +18,7 @@ std::array<int, 4> fitted_at_once() {
 
 #define MINFER_LAUNCH_IF(ROWS, COLS, SHARING, ...) \
   if (choice.takes(ROWS, COLS, SHARING))           \
-    return launch_fitted<ROWS, COLS, kLayout, false, Finish, false, SHARING>(g, choice.parts, choice.beside);
+    return launch_fitted<ROWS, COLS, kLayout, false, Finish, SHARING>(g, choice.parts, choice.beside);
 
 template <Layout kLayout, typename Finish, typename Problem>
 std::array<int, 4> fitted_at_once_of() {

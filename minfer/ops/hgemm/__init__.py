@@ -109,13 +109,7 @@ op.cuda("v14_stream_k.cu", archs="sm_90a", params=FLOAT32, requires=VECTORS, pre
 op.cuda("v15_gemv.cu", params=FLOAT32, requires=SKINNY[8], preferred="gemv")
 op.cuda("v16_skinny.cu", params=FLOAT32, requires=SKINNY[128], preferred="skinny")
 op.cuda("v17_one_wave.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[128], preferred="one_wave")
-op.cuda(
-    "v18_fitted.cu",
-    archs="sm_90a",
-    params=FLOAT32 | {"call": ("product",)},
-    requires=multiples(k=8),
-    preferred="fitted",
-)
+op.cuda("v18_fitted.cu", archs="sm_90a", params=FLOAT32 | {"call": ("product",)}, preferred="fitted")
 op.cuda("v19_early.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[128], entries=("constant",), early=True)
 op.cuda(
     "v20_any_columns.cu",
@@ -124,6 +118,7 @@ op.cuda(
     preferred="any_columns",
 )
 op.cuda("v21_row_pairs.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[1024], preferred="row_pairs")
+op.cuda("v22_any_size.cu", params=FLOAT32)
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)

@@ -60,15 +60,16 @@ __global__ void __launch_bounds__(Block::kThreads, Block::kBlocksPerSM)
   sums.store(g, row0 + Block::warp_row(), col0 + Block::warp_col());
 }
 
-// Splits k as often as it takes to have kBlocksPerSM blocks for each SM, but not into less than four tiles of k.
-template <typename Block, Layout kLayout, typename T>
-void launch_split_k(const Gemm<T>& g) {
+// Splits k as often as it takes to have kBlocksPerSM blocks for each SM, but not into less than four tiles of k, nor into more
+// than `most_splits(tiles of k)` parts.
+template <typename Block, Layout kLayout, typename T, typename MostSplits>
+void launch_split_k(const Gemm<T>& g, MostSplits most_splits) {
   const int64_t tiles =
       int64_t((g.m + Block::kBlockM - 1) / Block::kBlockM) * ((g.n + Block::kBlockN - 1) / Block::kBlockN);
   const int k_tiles = (g.k + Block::kBlockK - 1) / Block::kBlockK;
   const int64_t wanted = tiles > kMostCounters ? 1 : Block::kBlocksPerSM * multiprocessors() / tiles;
-  const int most = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>(wanted, k_tiles / 4)));
-  const int k_each = std::max(1, (k_tiles + most - 1) / most) * Block::kBlockK;
+  const int64_t most = std::max<int64_t>(1, std::min<int64_t>(wanted, std::min(k_tiles / 4, most_splits(k_tiles))));
+  const int k_each = std::max(1, int((k_tiles + most - 1) / most)) * Block::kBlockK;
   const int splits = std::max(1, (g.k + k_each - 1) / k_each);
   STD_TORCH_CHECK(tiles * splits <= INT_MAX, "hgemm: more output tiles than a launch has blocks");
   const auto parts = scratch_words(splits > 1 ? tiles * splits * kTileSums<Block> : 0);
@@ -76,6 +77,11 @@ void launch_split_k(const Gemm<T>& g) {
   split_k<Block, kLayout><<<dim3(tiles * splits), Block::kThreads, Block::kBytes, g.stream>>>(
       g, splits, k_each, static_cast<float*>(parts.mutable_data_ptr()),
       splits > 1 ? counters_of(g.stream) : nullptr);
+}
+
+template <typename Block, Layout kLayout, typename T>
+void launch_split_k(const Gemm<T>& g) {
+  launch_split_k<Block, kLayout>(g, [](int k_tiles) { return k_tiles; });
 }
 
 }  // namespace minfer

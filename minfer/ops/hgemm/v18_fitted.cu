@@ -3,36 +3,39 @@
 // become 512. Here the rows of A are the columns of wgmma, so a tile may have any multiple of 8 of them; the 64 rows of wgmma
 // are columns of B, of which there are many. So for nearly every M some tile fills a wave, and a model of the time chooses the
 // tile (cuda/gemm/fitted_choice.h). With up to 256 rows and few columns it takes tiles of 64 columns: wider ones would leave SMs
-// idle, and each busy SM would fetch more bytes. In 44 of the 55 kinds of tiles, two or four blocks share operands. The last tiles
+// idle, and each busy SM would fetch more bytes. In 48 of the 59 kinds of tiles, two or four blocks share operands. The last tiles
 // copy only their rows inside of the matrix, because TMA takes longer for a row outside. If there are fewer tiles than SMs, the
 // blocks of a cluster divide k and add their sums through each other's shared memory: no scratch memory, no counters, and the
 // same bits each time.
-// Rows of the product, and of B in NN, may start anywhere: tiles of their own serve them (fitted_anywhere.cuh).
+// Rows may start anywhere: those of A and B are copied first, if they do not start at multiples of 16 bytes
+// (aligned_rows.cuh), and tiles of their own store those of the product (fitted_anywhere.cuh).
 // Expected: at random shapes of models 1.2x over the better of v13 and v14_stream_k for M between 129 and 1024; slower than
 // v14_stream_k where M is large, because the tensor cores wait while a tile is stored.
 // Measured (H200, bfloat16, TN, float32, m=640, n=28672, k=4096): 703.4 TFLOP/s cold; 98.8 % of torch.
+#include "cuda/gemm/aligned_rows.cuh"
 #include "cuda/gemm/fitted_launch.cuh"
 #include "hgemm.h"
 
 namespace minfer {
 
-// Rows that start anywhere are rare, and three tiles have to do.
-template <Layout kLayout, bool kPlain, typename T>
+// Rows of the product that start anywhere are rare, and three tiles have to do.
+template <Layout kLayout, typename T>
 void launch_anywhere(const Gemm<T>& g) {
-  if (g.m <= 64) return launch_fitted<64, 128, kLayout, true, AsItIs, kPlain>(g, 1, true);
-  ceil_div(g.m, 160) * 160 <= ceil_div(g.m, 224) * 224 ? launch_fitted<160, 128, kLayout, true, AsItIs, kPlain>(g, 1, true)
-                                                       : launch_fitted<224, 128, kLayout, true, AsItIs, kPlain>(g, 1, true);
+  if (g.m <= 64) return launch_fitted<64, 128, kLayout, true>(g, 1, true);
+  ceil_div(g.m, 160) * 160 <= ceil_div(g.m, 224) * 224 ? launch_fitted<160, 128, kLayout, true>(g, 1, true)
+                                                       : launch_fitted<224, 128, kLayout, true>(g, 1, true);
+}
+
+template <Layout kLayout, typename T>
+void launch_layout(const Gemm<T>& g) {
+  g.n % 8 == 0 && starts_aligned(g.c, g.ldc) ? launch_fitting<kLayout, AsItIs>(g) : launch_anywhere<kLayout>(g);
 }
 
 template <typename T>
 void launch(const Gemm<T>& g) {
-  const bool tn = g.layout == Layout::TN, rows_of_b = tn || (g.ldb % 8 == 0 && reinterpret_cast<uintptr_t>(g.b) % 16 == 0);
-  if (g.n % 8 == 0 && g.ldc % 8 == 0 && reinterpret_cast<uintptr_t>(g.c) % 16 == 0 && rows_of_b)
-    tn ? launch_fitting<Layout::TN, AsItIs>(g) : launch_fitting<Layout::NN, AsItIs>(g);
-  else if (tn)
-    launch_anywhere<Layout::TN, false>(g);
-  else
-    rows_of_b ? launch_anywhere<Layout::NN, false>(g) : launch_anywhere<Layout::NN, true>(g);
+  with_aligned_rows(g, [](const Gemm<T>& of) {
+    of.layout == Layout::TN ? launch_layout<Layout::TN>(of) : launch_layout<Layout::NN>(of);
+  });
 }
 
 }  // namespace minfer
