@@ -157,6 +157,7 @@ OF_FILE: dict[str, Shapes] = {
         (170, 248, 2056),
         (67, 40, 77),
         (70, 35, 84),
+        (130, 192, 2056),
     ],
     # The same for two weights, whose tiles have 64 or 128 columns of each.
     "gated_unit-v07_fitted": [

@@ -83,7 +83,9 @@ def test_a_kernel_with_a_model_of_its_own_is_preferred_where_nothing_was_measure
         return chooser.best("hgemm", "bfloat16", params, shape, capability, device).kernel
 
     assert chosen(300, 4096, 4096) == "v18_fitted"
-    assert chosen(300, 4100, 4096) == chosen(1, 4100, 4096) == chosen(300, 4096, 4100) == "v18_fitted"
+    assert chosen(300, 4100, 4096) == chosen(300, 4096, 4100) == chosen(300, 4095, 4097) == "v18_fitted"
+    assert chosen(1, 4100, 4096) == chosen(300, 300, 300) == "v22_any_size" != chosen(300, 301, 301)  # odd rows
+    assert chosen(300, 300, 300, capability=(8, 9)) != "v22_any_size"
     assert chosen(0, 4096, 4096) != "v18_fitted"
     assert chosen(33, 4096, 4104) == chosen(100, 28672, 1024) == "v17_one_wave"
     assert chosen(100, 34000, 4096) == "v18_fitted"  # v17 would have a second wave

@@ -172,7 +172,7 @@ def test_a_shape_never_seen_is_chosen_for_in_few_calls() -> None:
 def test_each_kernel_is_chosen_somewhere_and_only_one() -> None:
     found, kernels = set(), [kernel for kernel in ops.get("hgemm").kernels.values() if kernel.preferred]
     shapes = [(100, 4096, 4096), (100, 34000, 4096), (100, 2048, 8192), (200, 5120, 5120), (300, 4096, 4096)]
-    shapes += [(4096, 28672, 8192), (8, 2048, 4096)]
+    shapes += [(4096, 28672, 8192), (8, 2048, 4096), (300, 300, 300)]
     shapes += [
         (16, 64, 4096),
         (100, 4096, 64),
