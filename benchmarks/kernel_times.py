@@ -2,7 +2,8 @@
 
     uv run python benchmarks/kernel_times.py                                    # from the committed times; needs no GPU
     uv run python benchmarks/kernel_times.py --time --seconds 60 --rows 1 64    # on an H100 or H200: overwrites its times
-    uv run python benchmarks/kernel_times.py --time --short                     # the same, of products with a short N or K
+    uv run python benchmarks/kernel_times.py --time --sizes short               # the same, of products with a short N or K
+    uv run python benchmarks/kernel_times.py --time --sizes odd                 # where 8 does not divide both N and K
 
 The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 12,547 products, in bfloat16 and both layouts, some
 of them timed twice. M is log-uniform and not rounded. There are four sets. In three, with 1 to 32 rows, 33 to 4096, and 1024 to
@@ -10,13 +11,15 @@ of them timed twice. M is log-uniform and not rounded. There are four sets. In t
 instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random
 half of the first set, and that of v14_stream_k to a random half of the third. The rules for the fourth were made from all of
 it. When the second set was timed, v18_fitted had 48 of its 59 kinds of tiles. The sets were timed in four runs like `--time`,
-and put together; their column `seed` tells them apart.
+and put together; their column `seed` tells them apart. A fifth set is in products-odd-nvidia-h200.parquet, as one run with
+`--sizes odd` wrote it. There 8 does not divide both N and K, which are log-uniform from 16 to 8192. The rules for these were
+made from other products.
 
 A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
-kernels. A kernel whose result is wrong ends the program. The tables, of products whose N and K are at least 512 and of the
-others, compare the kernel that `matmul` takes (`chosen`) and the fastest one with `torch.mm`: the ratio of speeds in the
-geometric mean, and the share of products under 0.95. A loss is the chosen kernel's time over that of the fastest, minus one.
-The least of several medians is biased low, so losses are overstated.
+kernels. A kernel whose result is wrong ends the program. The tables are of products whose N and K are at least 512, of those
+with a shorter one, and of the fifth set. They compare the kernel that `matmul` takes (`chosen`) and the fastest one with
+`torch.mm`: the ratio of speeds in the geometric mean, and the share of products under 0.95. A loss is the chosen kernel's time
+over that of the fastest, minus one. The least of several medians is biased low, so losses are overstated.
 """
 
 from __future__ import annotations
@@ -43,11 +46,16 @@ from minfer.functional import library
 from minfer.functional.preferred import SHORT, product_kernel
 from minfer.ops import drawn
 
-TIMES = Path(__file__).resolve().parent / "results" / "products-nvidia-h200.parquet"
-MOST_ROWS = {"v15_gemv": 8, "v16_skinny": 128, "v17_one_wave": 128, "v21_row_pairs": 1024}
+RESULTS = Path(__file__).resolve().parent / "results"
+TIMES, TIMES_ODD = RESULTS / "products-nvidia-h200.parquet", RESULTS / "products-odd-nvidia-h200.parquet"
+MOST_ROWS = {"v15_gemv": 8, "v16_skinny": 128, "v17_one_wave": 128, "v20_any_columns": 64, "v21_row_pairs": 1024}
 KERNELS_FOR_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
 KERNELS_FOR_LONG = (*KERNELS_FOR_ANY, "v14_stream_k")
 KERNELS_FOR_SHORT = (*KERNELS_FOR_ANY, "v12_pingpong", "v14_small", "v16_skinny")
+KERNELS_FOR_ODD = ("v18_fitted", "v20_any_columns", "v22_any_size")
+KERNELS = {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT, *KERNELS_FOR_ODD}
+SIZES = ("long", "short", "odd")  # kinds of products
+MANY = 10**10  # multiply-adds, for which v22_any_size is far from the fastest
 ROUNDS = 9
 STARTS = (1, 9, 33, 65, 129, 257, 513, 1025, 2049, 8193)  # of the ranges of rows
 
@@ -56,8 +64,16 @@ def is_short(of: Product) -> bool:
     return min(of.n, of.k) < SHORT
 
 
+def is_odd(of: Product) -> bool:
+    return of.n % 8 != 0 or of.k % 8 != 0
+
+
 def kernels_for(of: Product) -> list[str]:
     """The kernels that are timed: those that take a product, and are not far from the fastest there."""
+    if is_odd(of):
+        takes = {"v18_fitted": True, "v22_any_size": of.m * of.n * of.k < MANY}
+        takes["v20_any_columns"] = of.layout == "NN" and of.m <= MOST_ROWS["v20_any_columns"]
+        return [name for name in KERNELS_FOR_ODD if takes[name]]
     of_any_rows = KERNELS_FOR_SHORT if is_short(of) else KERNELS_FOR_LONG
     kernels = [name for name in of_any_rows if of.m <= MOST_ROWS.get(name, of.m)]
     if of.m <= 128:
@@ -69,17 +85,22 @@ def log_uniform(rng: random.Random, least: int, most: int) -> int:
     return int(math.exp(rng.uniform(math.log(least), math.log(most + 1))))
 
 
-def products(seed: int, least: int, most: int, short: bool) -> Iterator[Product]:
-    """`least` and `most`: of the rows. With `short`, n (45 %), k (35 %) or both are multiples of 8 under SHORT."""
+def products(seed: int, least: int, most: int, sizes: str) -> Iterator[Product]:
+    """`least` and `most`: of the rows. Of `short` products n (45 %), k (35 %) or both are multiples of 8 under SHORT. Of `odd`
+    ones n and k are from 16 to 8192, each with the odds 1 : 1 made even, and 8 does not divide both."""
     rng, models = random.Random(seed), drawn.models()
     while True:
         n, k = rng.choice(drawn.linear_layers(rng.choice(models))[:-1])
-        if short:
+        if sizes == "short":
             sides = [max(8, log_uniform(rng, 8, SHORT - 1) // 8 * 8) for _ in range(2)]
             n, k = rng.choices([(sides[0], k), (n, sides[1]), (sides[0], sides[1])], [0.45, 0.35, 0.2])[0]
-        if n % 8 == k % 8 == 0 and (short or min(n, k) >= SHORT):
-            layout = "TN" if rng.random() < 2 / 3 else "NN"
-            yield Product(log_uniform(rng, least, most), n, k, layout)
+        if sizes == "odd":
+            n, k = (
+                side - side % 2 * rng.randrange(2) for side in (log_uniform(rng, 16, 8192), log_uniform(rng, 16, 8192))
+            )
+        product = Product(log_uniform(rng, least, most), n, k, "TN" if rng.random() < 2 / 3 else "NN")
+        if is_odd(product) == (sizes == "odd") and (sizes != "long" or not is_short(product)):
+            yield product
 
 
 def time_product(of: Product, run: Mapping[str, Callable[..., object]], flushed: torch.Tensor) -> list[dict[str, Any]]:
@@ -108,7 +129,7 @@ def timed(path: Path = TIMES) -> pd.DataFrame:
 def with_choice(times: pd.DataFrame) -> pd.DataFrame:
     """The same with `chosen_us`, the time of the kernel that `matmul` takes, and `fastest_us`. A product whose chosen kernel
     was not timed is left out."""
-    kernels = [name for name in times.columns if name in {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT}]
+    kernels = [name for name in times.columns if name in KERNELS]
     named = [
         product_kernel(m, n, k, layout == "TN")
         for m, n, k, layout in zip(times.m, times.n, times.k, times.layout, strict=True)
@@ -119,11 +140,11 @@ def with_choice(times: pd.DataFrame) -> pd.DataFrame:
     return found[found.chosen_us.notna()]
 
 
-def long_and_short() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The committed times, of products whose N and K are at least SHORT, and of the others."""
+def committed() -> dict[str, pd.DataFrame]:
+    """The committed times, by the kind of products."""
     times = with_choice(timed())
     is_long = times[["n", "k"]].min(axis=1) >= SHORT
-    return times[is_long], times[~is_long]
+    return dict(zip(SIZES, (times[is_long], times[~is_long], with_choice(timed(TIMES_ODD))), strict=True))
 
 
 def lines(of: pd.DataFrame) -> Iterator[str]:
@@ -149,10 +170,11 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=int, nargs=2, default=(1, 8192), metavar=("LEAST", "MOST"), help="the range of M"
     )
-    parser.add_argument("--short", action="store_true", help=f"products whose N or K is under {SHORT}")
+    parser.add_argument("--sizes", choices=SIZES, default="long", help="what N and K are like, see above")
     arguments = parser.parse_args()
     if not arguments.time:
-        for title, times in zip((f"N and K at least {SHORT}", f"N or K under {SHORT}"), long_and_short(), strict=True):
+        titles = f"N and K at least {SHORT}", f"N or K under {SHORT}", "8 does not divide both N and K"
+        for title, times in zip(titles, committed().values(), strict=True):
             print(title, *lines(times), sep="\n")
         return
     if not torch.cuda.is_available():
@@ -164,15 +186,15 @@ def main() -> None:
     if not 1 <= least <= most:
         sys.exit(f"kernel_times.py: --rows {least} {most} is no range: give at least 1, and the least first")
     registered = ops.get("hgemm").kernels
-    run = {name: library.registered(registered[name], device) for name in {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT}}
+    run = {name: library.registered(registered[name], device) for name in KERNELS}
     flushed, found, begin = cold.to_flush(device), [], time.monotonic()
-    for number, product in enumerate(products(arguments.seed, least, most, arguments.short)):
+    for number, product in enumerate(products(arguments.seed, least, most, arguments.sizes)):
         if time.monotonic() - begin > arguments.seconds:
             break
         found += time_product(product, run, flushed)
         if number % 200 == 0:
             print(f"{number} products after {time.monotonic() - begin:.0f} s", flush=True)
-    rows.write("products", found, device)
+    rows.write("products-odd" if arguments.sizes == "odd" else "products", found, device)
 
 
 if __name__ == "__main__":

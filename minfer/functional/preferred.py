@@ -1,9 +1,9 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
-Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `OF_PRODUCTS` call
-`product_kernel`, which asks the models of `product_times.py` where n and k are at least SHORT. The two for fp8 tiles
-ask models, too. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the rules do not hold, because
-nothing was timed."""
+Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `OF_PRODUCTS` and `any_size` call
+`product_kernel`. It asks the models of `product_times.py` where n and k are at least SHORT, or 8 does not divide both.
+The two for fp8 tiles ask models, too. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the rules
+do not hold, because nothing was timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from minfer.ops.quantised import INT4
 
 SHORT = 512  # the models were fitted to products whose n and k are at least this
 OF_PRODUCTS = {"pingpong", "small", "stream_k", "gemv", "skinny", "one_wave", "fitted", "any_columns", "row_pairs"}
-FEW_PRODUCTS = 1_200_000_000  # multiply-adds
+# v22_any_size takes products of fewer multiply-adds: if it copies words, if v18_fitted would copy A alone, and otherwise.
+WORDS, WORDS_OF_A, SINGLE_ELEMENTS = 1_200_000_000, 300_000_000, 200_000_000
 HOPPER_ONLY = {"gemv", "skinny", "any_size", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_rows"}
 HOPPER_ONLY |= {"short_prompts_of_wide_heads"}
 
@@ -44,16 +45,25 @@ def product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
     """The kernel that `matmul` takes for a product that was not measured. An empty name means that of the nearest measured
     shape.
 
-    If n or k is no multiple of 8, some rows do not start at multiples of 16 bytes. v22_any_size then takes small products whose
-    rows start at multiples of 4 bytes: with fewer than FEW_PRODUCTS it is mostly faster than v18_fitted, which copies operands
-    first. v20_any_columns reads B in NN in place. At 5,313 random products with rows of such lengths, the choice between v18
-    and v22 loses 2.5 % in the mean."""
+    If n or k is no multiple of 8, it is that of `odd_product_kernel`."""
     if m == 0:
         return ""
-    if n % 8 == k % 8 == 0:
-        return short_product_kernel(m, n, k, is_tn) if min(n, k) < SHORT else fastest(m, n, k, is_tn)
-    in_words = k % 2 == 0 and (is_tn or n % 2 == 0)
-    return "v22_any_size" if in_words and m * n * k < FEW_PRODUCTS else fastest(m, n, k, is_tn)
+    if n % 8 != 0 or k % 8 != 0:
+        return odd_product_kernel(m, n, k, is_tn)
+    return short_product_kernel(m, n, k, is_tn) if min(n, k) < SHORT else fastest(m, n, k, is_tn)
+
+
+def odd_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
+    """The kernel for a product some of whose rows do not start at multiples of 16 bytes. v18_fitted copies operands with such
+    rows first, and v20_any_columns reads such a B in NN in place. v22_any_size reads both in place, and is the fastest of
+    small products, most often if it can copy words of 4 bytes. At 6,701 random products the choice takes 2.2 % longer in the
+    mean than the fastest of the three (benchmarks/kernel_times.py)."""
+    found = fastest(m, n, k, is_tn)
+    if k % 2 == 0 and (is_tn or n % 2 == 0):
+        is_small = m * n * k < (WORDS if is_tn or n % 8 != 0 else WORDS_OF_A)
+        return "v22_any_size" if is_small else found
+    is_small = m * n * k < SINGLE_ELEMENTS and (k % 2 == 0 or k <= 96)
+    return "v22_any_size" if is_small and found != "v20_any_columns" else found
 
 
 def short_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:

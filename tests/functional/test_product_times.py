@@ -100,7 +100,7 @@ def test_the_kernel_that_matmul_takes_is_near_the_fastest_one() -> None:
     """Where n and k are long it loses 0.3 % in the mean, in no range of rows 1 %, and at 1 % of the products more than 8 %;
     always taking v18_fitted loses more than five times as much, and so does v17_one_wave where it takes all products. Where
     n or k is short it loses less than 2 %; always taking v18_fitted loses more than five times as much."""
-    times, short = kernel_times.long_and_short()
+    times, short, _ = kernel_times.committed().values()
     assert len(times) > 9900 and len(short) > 2500
     loss = times.chosen_us / times.fastest_us - 1
     assert loss.mean() < 0.004 and (loss > 0.08).mean() < 0.01
@@ -115,13 +115,13 @@ def test_the_kernel_that_matmul_takes_is_near_the_fastest_one() -> None:
 
 def test_the_page_has_the_figures_of_the_committed_times() -> None:
     page = (ROOT / "docs" / "hgemm.md").read_text()
-    for times in kernel_times.long_and_short():
+    for times in kernel_times.committed().values():
         *ranges, total = [line.split() for line in kernel_times.lines(times)][1:]
         for rows, count, chosen, fastest, under, _, loss, *_ in ranges:
             cells = rows.replace("-", "–"), f"{int(count):,}", chosen, fastest, f"{under} %", f"{loss} %"
             assert f"| {' | '.join(cells)} |\n" in page
         assert f"{int(total[1]):,} random products" in page
-    times, short = kernel_times.long_and_short()
+    times, short, _ = kernel_times.committed().values()
     loss = times.chosen_us / times.fastest_us - 1
     worst, over = times.loc[loss.idxmax()], 100 * (loss > 0.08).mean()
     size = f"{worst.m} × {worst.n} × {worst.k} in {worst.layout}"
