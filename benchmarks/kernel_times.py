@@ -3,7 +3,7 @@
     uv run python benchmarks/kernel_times.py                                    # from the committed times; needs no GPU
     uv run python benchmarks/kernel_times.py --time --seconds 60 --rows 1 64    # on an H100 or H200: overwrites its times
     uv run python benchmarks/kernel_times.py --time --sizes short               # the same, of products with a short N or K
-    uv run python benchmarks/kernel_times.py --time --sizes odd                 # where 8 does not divide both N and K
+    uv run python benchmarks/kernel_times.py --time --sizes unaligned                 # with an N or K that is no multiple of 8
 
 The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 12,547 products, in bfloat16 and both layouts, some
 of them timed twice. M is log-uniform and not rounded. There are four sets. In three, with 1 to 32 rows, 33 to 4096, and 1024 to
@@ -11,9 +11,9 @@ of them timed twice. M is log-uniform and not rounded. There are four sets. In t
 instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random
 half of the first set, and that of v14_stream_k to a random half of the third. The rules for the fourth were made from all of
 it. When the second set was timed, v18_fitted had 48 of its 59 kinds of tiles. The sets were timed in four runs like `--time`,
-and put together; their column `seed` tells them apart. A fifth set is in products-odd-nvidia-h200.parquet, as one run with
-`--sizes odd` wrote it. There 8 does not divide both N and K, which are log-uniform from 16 to 8192. The rules for these were
-made from other products.
+and put together; their column `seed` tells them apart. A fifth set is in products-unaligned-nvidia-h200.parquet, as one run
+with `--sizes unaligned` wrote it: of products with an N or K that is no multiple of 8, both from 16 to 8192. The limits in the
+rules for these were fitted to other products.
 
 A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables are of products whose N and K are at least 512, of those
@@ -47,15 +47,15 @@ from minfer.functional.preferred import SHORT, product_kernel
 from minfer.ops import drawn
 
 RESULTS = Path(__file__).resolve().parent / "results"
-TIMES, TIMES_ODD = RESULTS / "products-nvidia-h200.parquet", RESULTS / "products-odd-nvidia-h200.parquet"
+TIMES, TIMES_UNALIGNED = RESULTS / "products-nvidia-h200.parquet", RESULTS / "products-unaligned-nvidia-h200.parquet"
 MOST_ROWS = {"v15_gemv": 8, "v16_skinny": 128, "v17_one_wave": 128, "v20_any_columns": 64, "v21_row_pairs": 1024}
 KERNELS_FOR_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
 KERNELS_FOR_LONG = (*KERNELS_FOR_ANY, "v14_stream_k")
 KERNELS_FOR_SHORT = (*KERNELS_FOR_ANY, "v12_pingpong", "v14_small", "v16_skinny")
-KERNELS_FOR_ODD = ("v18_fitted", "v20_any_columns", "v22_any_size")
-KERNELS = {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT, *KERNELS_FOR_ODD}
-SIZES = ("long", "short", "odd")  # kinds of products
-MANY = 10**10  # multiply-adds, for which v22_any_size is far from the fastest
+KERNELS_FOR_UNALIGNED = ("v18_fitted", "v20_any_columns", "v22_any_size")
+KERNELS = {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT, *KERNELS_FOR_UNALIGNED}
+SIZES = ("long", "short", "unaligned")  # kinds of products
+MANY = 10**10  # from so many multiply-adds on, v22_any_size is far from the fastest, and is not timed
 ROUNDS = 9
 STARTS = (1, 9, 33, 65, 129, 257, 513, 1025, 2049, 8193)  # of the ranges of rows
 
@@ -64,16 +64,16 @@ def is_short(of: Product) -> bool:
     return min(of.n, of.k) < SHORT
 
 
-def is_odd(of: Product) -> bool:
+def is_unaligned(of: Product) -> bool:
     return of.n % 8 != 0 or of.k % 8 != 0
 
 
 def kernels_for(of: Product) -> list[str]:
     """The kernels that are timed: those that take a product, and are not far from the fastest there."""
-    if is_odd(of):
+    if is_unaligned(of):
         takes = {"v18_fitted": True, "v22_any_size": of.m * of.n * of.k < MANY}
         takes["v20_any_columns"] = of.layout == "NN" and of.m <= MOST_ROWS["v20_any_columns"]
-        return [name for name in KERNELS_FOR_ODD if takes[name]]
+        return [name for name in KERNELS_FOR_UNALIGNED if takes[name]]
     of_any_rows = KERNELS_FOR_SHORT if is_short(of) else KERNELS_FOR_LONG
     kernels = [name for name in of_any_rows if of.m <= MOST_ROWS.get(name, of.m)]
     if of.m <= 128:
@@ -86,20 +86,21 @@ def log_uniform(rng: random.Random, least: int, most: int) -> int:
 
 
 def products(seed: int, least: int, most: int, sizes: str) -> Iterator[Product]:
-    """`least` and `most`: of the rows. Of `short` products n (45 %), k (35 %) or both are multiples of 8 under SHORT. Of `odd`
-    ones n and k are from 16 to 8192, each with the odds 1 : 1 made even, and 8 does not divide both."""
+    """`least` and `most`: of the rows. Of `short` products n (45 %), k (35 %) or both are multiples of 8 under SHORT. Of
+    `unaligned` ones n and k are log-uniform from 16 to 8192; half of the odd values are reduced by one; and products of which
+    both are multiples of 8 are left out."""
     rng, models = random.Random(seed), drawn.models()
     while True:
         n, k = rng.choice(drawn.linear_layers(rng.choice(models))[:-1])
         if sizes == "short":
             sides = [max(8, log_uniform(rng, 8, SHORT - 1) // 8 * 8) for _ in range(2)]
             n, k = rng.choices([(sides[0], k), (n, sides[1]), (sides[0], sides[1])], [0.45, 0.35, 0.2])[0]
-        if sizes == "odd":
+        if sizes == "unaligned":
             n, k = (
                 side - side % 2 * rng.randrange(2) for side in (log_uniform(rng, 16, 8192), log_uniform(rng, 16, 8192))
             )
         product = Product(log_uniform(rng, least, most), n, k, "TN" if rng.random() < 2 / 3 else "NN")
-        if is_odd(product) == (sizes == "odd") and (sizes != "long" or not is_short(product)):
+        if is_unaligned(product) == (sizes == "unaligned") and (sizes != "long" or not is_short(product)):
             yield product
 
 
@@ -144,7 +145,7 @@ def committed() -> dict[str, pd.DataFrame]:
     """The committed times, by the kind of products."""
     times = with_choice(timed())
     is_long = times[["n", "k"]].min(axis=1) >= SHORT
-    return dict(zip(SIZES, (times[is_long], times[~is_long], with_choice(timed(TIMES_ODD))), strict=True))
+    return dict(zip(SIZES, (times[is_long], times[~is_long], with_choice(timed(TIMES_UNALIGNED))), strict=True))
 
 
 def lines(of: pd.DataFrame) -> Iterator[str]:
@@ -173,7 +174,7 @@ def main() -> None:
     parser.add_argument("--sizes", choices=SIZES, default="long", help="what N and K are like, see above")
     arguments = parser.parse_args()
     if not arguments.time:
-        titles = f"N and K at least {SHORT}", f"N or K under {SHORT}", "8 does not divide both N and K"
+        titles = f"N and K at least {SHORT}", f"N or K under {SHORT}", "N or K is no multiple of 8"
         for title, times in zip(titles, committed().values(), strict=True):
             print(title, *lines(times), sep="\n")
         return
@@ -194,7 +195,7 @@ def main() -> None:
         found += time_product(product, run, flushed)
         if number % 200 == 0:
             print(f"{number} products after {time.monotonic() - begin:.0f} s", flush=True)
-    rows.write("products-odd" if arguments.sizes == "odd" else "products", found, device)
+    rows.write("products-unaligned" if arguments.sizes == "unaligned" else "products", found, device)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from minfer.build import cache, reads, toolchain
 from minfer.ops import PACKAGE, Kernel, get, python_source
 from minfer.ops.sources import SourceError, read_source, split
 
-# The code by which functions choose a kernel: that of all ops, their rules, and what counts where rules import the models.
+# The code by which functions choose a kernel. CHOOSING is hashed for every op, of PREFERRED the rules that the op's kernels
+# name, and MODELS if one of these rules imports the models.
 CHOOSING, PREFERRED = PACKAGE / "functional" / "best.py", PACKAGE / "functional" / "preferred.py"
 MODELS_MODULE = "minfer.functional.product_times"
 MODELS = [PACKAGE / "functional" / "product_times.py", PACKAGE / "functional" / "product_times.cpp"]
@@ -69,8 +70,9 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
 
 @functools.cache
 def _choices(op: str, preferred: tuple[str, ...]) -> bytes:
-    """The measurements by which functions choose a kernel of this op, and the code of the choice. `preferred`: the rules that
-    its kernels name. These count, with what they use and whether they hold on Hopper only; other ops' rules do not."""
+    """The measurements by which functions choose a kernel of this op, and the code of the choice. `preferred` are the rules
+    that its kernels name. The code has these, all that they use, and which of them hold on Hopper only, but no rules of other
+    ops."""
     table = json.loads((PACKAGE / "functional" / "best.json").read_text())
     text = read_source(PREFERRED)
     rules, on_hopper = python_source.used(text, preferred), python_source.used(text, ["HOPPER_ONLY"])

@@ -127,9 +127,10 @@ OF_FILE: dict[str, Shapes] = {
         (130, 200, 712),
     ],
     "hgemm-v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
+    # Rows of odd length, of whole words of 4 bytes, and of whole pieces of 16 bytes; a single row; k in several parts.
+    "hgemm-v22_any_size": [(67, 131, 77), (66, 70, 84), (1, 3, 5), (65, 68, 1030), (40, 24, 1096)],
     # One and three groups of 16 rows, k in several parts and a part in several chunks; rows of B narrower than 16 bytes, and a
     # last stripe of one column.
-    "hgemm-v22_any_size": [(67, 131, 77), (66, 70, 84), (1, 3, 5), (65, 68, 1030), (40, 24, 1096)],
     "hgemm-v20_any_columns": [(1, 121, 2300), (9, 251, 1100), (33, 377, 1270), (16, 3, 40), (2, 8, 9)],
     # Several tiles each way with an edge in each; rows of A, of B and of both that are no whole number of pieces.
     **{

@@ -108,10 +108,10 @@ def verify(
 ) -> Errors:
     """Compare a kernel with the reference on all inputs of a case, and on its own shape with values of these `structures`
     (`minfer.bench.operands.STRUCTURES`). With `sparing`, a kernel that is slow (SLOW_S) on the first inputs of the case's shape
-    is not run on the others of that shape. `known` is what earlier calls found, of the same kernels on the same device: at
-    another shape than the case's own, what is known there counts, and the kernel is not run again; this call adds what it
-    finds. The seeds of `known` may be others. Raises WrongResult or Dishonest at the first that fails, and ValueError for an
-    op whose bounds would accept a kernel that computes nothing."""
+    is not run on the others of that shape. `known` is a cache of earlier results of the same kernels on the same device. For
+    other shapes than the case's own, this takes a result from it and does not run the kernel again, even if that had other
+    seeds; new results are added to it. Raises WrongResult or Dishonest at the first that fails, and ValueError for an op whose
+    bounds would accept a kernel that computes nothing."""
     worst, is_slow, known = Errors(), False, {} if known is None else known
     chosen = choose_inputs(op, case, kernel, capability, seed)
     chosen += [replace(chosen[0], distribution=structure, seed=seed + 5) for structure in structures]

@@ -22,9 +22,9 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
     """The product, (M, N), of a (M, K) and b (K, N), both float16 or both bfloat16, on one device; sums are fp32.
 
     `best` picks the kernel, which is compiled at its first call; with MINFER_EXPLAIN=1 each choice is printed to stderr
-    once. `weight.t()` of an `nn.Linear` is a b that is read in place. Each call first
-    copies an operand whose rows (in TN: columns of b) do not start at multiples of 16 bytes, unless their length rules
-    that out: then some kernels copy it and others read it in place.
+    once. `weight.t()` of an `nn.Linear` is a b that is read in place. If rows (in TN: columns of b) have a multiple of 8
+    elements but do not start at multiples of 16 bytes, each call first copies the operand. If their length is no multiple
+    of 8, it depends on the kernel: v18_fitted copies the operand, v20_any_columns and v22_any_size read it in place.
     With `out` the product is written to `out`, which is returned; if `out` is not contiguous, or shares memory with an
     operand, the product is computed elsewhere and copied to it.
     Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError

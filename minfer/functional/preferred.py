@@ -1,9 +1,9 @@
 """Rules that choose a kernel for a shape that was not measured. A kernel's registration names its rule.
 
 Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `OF_PRODUCTS` and `any_size` call
-`product_kernel`. It asks the models of `product_times.py` where n and k are at least SHORT, or 8 does not divide both.
-The two for fp8 tiles ask models, too. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the rules
-do not hold, because nothing was timed."""
+`product_kernel`. It asks the models of `product_times.py` if n and k are at least SHORT. It also asks them if n or k is no
+multiple of 8, even below SHORT, where the models were not fitted. The two for fp8 tiles ask models, too. The kernels of the
+rules in `HOPPER_ONLY` also run on other GPUs. There the rules do not hold, because nothing was timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from minfer.ops.quantised import INT4
 
 SHORT = 512  # the models were fitted to products whose n and k are at least this
 OF_PRODUCTS = {"pingpong", "small", "stream_k", "gemv", "skinny", "one_wave", "fitted", "any_columns", "row_pairs"}
-# v22_any_size takes products of fewer multiply-adds: if it copies words, if v18_fitted would copy A alone, and otherwise.
+# `matmul` takes v22_any_size for products with fewer multiply-adds than these. WORDS: v22 can copy words of 4 bytes.
+# WORDS_OF_A: it can, and v18_fitted would copy A alone. SINGLE_ELEMENTS: it cannot, and k is even or at most 96.
 WORDS, WORDS_OF_A, SINGLE_ELEMENTS = 1_200_000_000, 300_000_000, 200_000_000
 HOPPER_ONLY = {"gemv", "skinny", "any_size", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_rows"}
 HOPPER_ONLY |= {"short_prompts_of_wide_heads"}
@@ -27,7 +28,8 @@ Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and 
 
 def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
     """What a rule decides by: the models' times, or the rule's name."""
-    asks = rule in OF_PRODUCTS and min(shape["n"], shape["k"]) >= SHORT
+    n, k = shape.get("n", 0), shape.get("k", 0)
+    asks = rule in OF_PRODUCTS and (min(n, k) >= SHORT or n % 8 != 0 or k % 8 != 0)
     if asks and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
         return f"by models of the times: {times}"
     if rule in ("fp8_even_tiles", "fp8_large_tiles"):
@@ -45,15 +47,15 @@ def product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
     """The kernel that `matmul` takes for a product that was not measured. An empty name means that of the nearest measured
     shape.
 
-    If n or k is no multiple of 8, it is that of `odd_product_kernel`."""
+    If n or k is no multiple of 8, it is that of `unaligned_product_kernel`."""
     if m == 0:
         return ""
     if n % 8 != 0 or k % 8 != 0:
-        return odd_product_kernel(m, n, k, is_tn)
+        return unaligned_product_kernel(m, n, k, is_tn)
     return short_product_kernel(m, n, k, is_tn) if min(n, k) < SHORT else fastest(m, n, k, is_tn)
 
 
-def odd_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
+def unaligned_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
     """The kernel for a product some of whose rows do not start at multiples of 16 bytes. v18_fitted copies operands with such
     rows first, and v20_any_columns reads such a B in NN in place. v22_any_size reads both in place, and is the fastest of
     small products, most often if it can copy words of 4 bytes. At 6,701 random products the choice takes 2.2 % longer in the

@@ -48,8 +48,8 @@ double gemv(const Product& p) {
   return of_few_rows(p, 5.055, body, 3.902e6, 0, 0);
 }
 
-// Rows of b that do not start at multiples of 16 bytes.
-bool has_odd_rows(const Product& p) { return (p.tn ? p.k : p.n) % 8 != 0; }
+// Whether rows of b do not start at multiples of 16 bytes.
+bool has_unaligned_rows(const Product& p) { return (p.tn ? p.k : p.n) % 8 != 0; }
 
 // v18_fitted's time for few rows, which one tile covers. A step in k takes the same time for every size of tile.
 double fitted_few_rows(const Product& p, const FittedChoice& of) {
@@ -63,9 +63,9 @@ double fitted_few_rows(const Product& p, const FittedChoice& of) {
   return of_few_rows(p, p.tn ? 6.241 : 5.817, body, 4.332e6, missing, 0.1137) + sums;
 }
 
-// It copies operands with odd rows first, in one launch.
+// v18_fitted first copies operands with unaligned rows, both in one launch.
 double fitted(const Product& p) {
-  const double elements = (p.k % 8 != 0 ? double(p.m) * p.k : 0) + (has_odd_rows(p) ? double(p.n) * p.k : 0);
+  const double elements = (p.k % 8 != 0 ? double(p.m) * p.k : 0) + (has_unaligned_rows(p) ? double(p.n) * p.k : 0);
   const double copied = elements > 0 ? 5 + 4 * elements / kOfCopy : 0;
   const FittedChoice of = choose_fitted(kFittedTiles, p.m, p.n, p.k, p.tn, kAtOnce);
   return (p.m <= kFewRows ? fitted_few_rows(p, of) : of.us) + copied;
@@ -73,7 +73,7 @@ double fitted(const Product& p) {
 
 // b is read from memory once, and from the L2 once for every 16 rows of a.
 double any_columns(const Product& p) {
-  if (p.tn || !has_odd_rows(p) || p.m > 64) return INFINITY;
+  if (p.tn || !has_unaligned_rows(p) || p.m > 64) return INFINITY;
   const double bytes = 2.0 * p.n * p.k, groups = (p.m + 15) / 16;
   return 6 + std::max(bytes / kOfMemory, groups * bytes / kOfL2);
 }
@@ -190,7 +190,7 @@ extern "C" void minfer_product_times(int m, int n, int k, int tn, char* text, in
   for (const auto& [us, kernel] : times) {
     if (us == INFINITY || at >= size) continue;
     write("%s%s %.1f us", at > 0 ? ", " : "", kernel, us);
-    if (kernel != minfer::kModels[0].kernel) continue;
+    if (kernel != minfer::kModels[0].kernel || n % 8 != 0) continue;  // its tiles for other n have no model
     const minfer::FittedChoice of = minfer::choose_fitted(minfer::kFittedTiles, m, n, k, tn != 0, minfer::kAtOnce);
     write(" (tiles of %d x %d, k in %d part%s)", of.tile.rows, of.tile.cols, of.parts, of.parts > 1 ? "s" : "");
   }

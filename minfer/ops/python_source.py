@@ -41,8 +41,8 @@ def _registers(statement: ast.stmt) -> bool:
 
 
 def used(text: str, names: Iterable[str]) -> list[ast.stmt]:
-    """The statements of a module that define these names, and those that define what these mention, directly or not; without
-    docstrings. An import has one statement for each name."""
+    """The top-level statements of a module that define these names, and all that they use, directly or not; without the
+    docstrings of top-level functions and classes. An import has one statement for each name."""
     defined: dict[str, list[ast.stmt]] = {}
     for statement in ast.parse(text).body:
         for name, part in _definitions(statement):

@@ -105,7 +105,7 @@ COLUMNS: list[tuple[str, pa.DataType, str]] = [
     # correctness
     ("drawn", _COUNT, "seed with which the problem was drawn; null where somebody chose it"),
     ("chosen", _TEXT, "the kernel that a function chose for the problem, and why; null for other kernels"),
-    ("seed", _COUNT, "seed of the random inputs; those of odd shapes may be of an earlier row"),
+    ("seed", _COUNT, "seed of the random inputs; for odd shapes, results with an earlier row's seed may count"),
     ("rel_l2_error", _NUMBER, "largest ||out - reference|| / ||reference|| over the verified inputs"),
     ("max_abs_error", _NUMBER, "largest |out - reference|"),
     ("error_over_bound", _NUMBER, "largest |out - reference| / bound over the elements; above 1 is wrong"),

@@ -198,7 +198,7 @@ def test_a_slow_kernel_is_timed_in_five_rounds_and_its_row_says_so(
 
 
 def test_a_process_runs_a_kernel_at_each_odd_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row says all the same on how many sets of inputs its kernel was verified."""
+    """Even so, each row counts all sets of inputs, with those whose result was known."""
     monkeypatch.setattr(TritonTimes, "time_autotuner", lambda *about: None)  # it would stay changed for other tests
     op, tried, check = ops.get("rmsnorm"), list[tuple[Case, str]](), verify._verify_on
 

@@ -1,5 +1,5 @@
-// Copies of operands whose rows do not start at multiples of 16 bytes, as with k = 300, to rows that do: TMA can copy no
-// others.
+// TMA copies only rows that start at multiples of 16 bytes. If those of an operand do not, as with k = 300, these functions
+// first copy it to scratch memory, with rows that do.
 #pragma once
 
 #include "cuda/counters.cuh"
@@ -19,7 +19,7 @@ struct RowsToAlign {
   const T* from;
   int64_t ld;
   int cols;
-  unsigned pieces, count;  // of a row, and of all rows; a count of 0 is no copy
+  unsigned pieces, count;  // pieces of a row, and of all rows; a count of 0 is no copy
 };
 
 // Each thread copies one piece. What is behind the end of a row is not written, and not read.
@@ -70,7 +70,7 @@ void with_aligned_rows(Gemm<T> g, F f) {
   const auto copied = [](bool is_aligned, const T* from, int64_t rows, int cols, int64_t ld) {
     const int64_t pieces = (int64_t(cols) + 7) / 8, count = is_aligned ? 0 : rows * pieces;
     STD_TORCH_CHECK(count <= UINT_MAX, "hgemm: an operand of ", rows, " x ", cols,
-                    " is too large to be copied to rows that start at multiples of 16 bytes; give it such rows");
+                    " is too large to be copied to aligned rows; pass a tensor whose rows start at multiples of 16 bytes");
     return RowsToAlign<T>{nullptr, from, ld, cols, unsigned(pieces), unsigned(count)};
   };
   RowsToAlign<T> a = copied(starts_aligned(g.a, g.lda), g.a, g.m, g.k, g.lda);

@@ -6,7 +6,7 @@
 
 namespace minfer {
 
-// `Copy` copies the tiles of an operand.
+// `Copy` is TileCopy, or a class with the same functions.
 template <typename T_, typename Acc, Layout kLayout, int kBlockM_, int kBlockN_, int kBlockK_, int kStages_, int kWarpM,
           int kWarpN, template <typename, bool, int, int, int, typename> typename Copy = TileCopy>
 struct BlockTile {

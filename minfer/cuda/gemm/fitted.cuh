@@ -58,16 +58,16 @@ struct Fitted {
   // have rows in common.
   static constexpr int kAtOnce = kBoxRows / 2;
   static constexpr int kDown = (kHigh + kBoxRows - 1) / kBoxRows, kLast = kHigh - kBoxRows;
-  // A warpgroup writes a batch of boxes while the batch before is still read. There is one batch where the warpgroup has all
-  // boxes of its tile at once, and with three warpgroups, so that more stages fit.
-  static constexpr bool kAllBoxes = kN == 64 && kSharing == 1;
-  static constexpr int kBatches = kAllBoxes || kConsumers == 3 ? 1 : 2, kMost = 227 << 10;
-  static constexpr int kBoxBytes = kConsumers * kBatches * kBox * sizeof(T), kPerStage = kStageBytes + 2 * sizeof(uint64_t);
+  // A warpgroup has buffers for two batches of boxes: it writes one while TMA still reads the other. It has one buffer if there
+  // are three warpgroups, so that more stages fit. So has a lone block of 64 columns, whose buffer then has up to all boxes.
+  static constexpr bool kLone = kN == 64 && kSharing == 1;
+  static constexpr int kBuffers = kLone || kConsumers == 3 ? 1 : 2, kMost = 227 << 10;
+  static constexpr int kBoxBytes = kConsumers * kBuffers * kBox * sizeof(T), kPerStage = kStageBytes + 2 * sizeof(uint64_t);
   static constexpr int kStages = std::min(kN == 64 ? 12 : 8, (kMost - kBoxBytes) / kPerStage);
   static constexpr int kFit = (kMost - kStages * kPerStage) / kBoxBytes;
-  static constexpr int kBatch = kAnywhere ? 1 : std::min(kFit, kAllBoxes ? kDown : (kDown + 1) / 2);  // boxes
-  static constexpr int kOut = kConsumers * kBatches * kBatch * kBox, kBytes = kStages * kPerStage + kOut * sizeof(T);
-  static_assert(!kAnywhere || kBatches == 2);
+  static constexpr int kBatch = kAnywhere ? 1 : std::min(kFit, kLone ? kDown : (kDown + 1) / 2);  // boxes
+  static constexpr int kOut = kConsumers * kBuffers * kBatch * kBox, kBytes = kStages * kPerStage + kOut * sizeof(T);
+  static_assert(!kAnywhere || kBuffers == 2);
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
   // These start the copies of one piece of B or of A. An operand has as many pieces as blocks share it, and each of these blocks
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
     // + i % 2 of the warpgroup's. So 16 consecutive elements are 32 rows.
     alignas(16) float sums[Of::kWide][Of::kHigh / 2];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    T* mine = out + warpgroup * (Of::kBatches * Of::kBatch * kBox);
+    T* mine = out + warpgroup * (Of::kBuffers * Of::kBatch * kBox);
     int batches = 0;
 
     // The warps of a warpgroup together write a box, rows of 128 bytes in the 128-byte swizzle.
@@ -219,11 +219,11 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
         stmatrix_x4_transposed(box + to * 64 + (piece ^ lane % 8) * 8, bits);  //@ place_in_box
       }
     };
-    // The place of the next batch, when TMA has read what was there.
+    // Waits until TMA has read the next buffer, and returns it.
     const auto next_batch = [&] {
-      if (threadIdx.x % 128 == 0) tma_store_wait<Of::kBatches - 1>();  //@ box_read
+      if (threadIdx.x % 128 == 0) tma_store_wait<Of::kBuffers - 1>();  //@ box_read
       named_barrier_sync(2 + warpgroup, 128);
-      return mine + batches++ % Of::kBatches * (Of::kBatch * kBox);
+      return mine + batches++ % Of::kBuffers * (Of::kBatch * kBox);
     };
     const auto batch_written = [&] {
       fence_async();  //@ fence_of_box
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
     const auto store = [&](const float(&x)[Of::kAtOnce], const Finish& finish, int row, int col) {
       if (row >= g.m || col >= g.n) return;
       if constexpr (Of::kAnywhere) {
-        T* box = mine + batches++ % Of::kBatches * kBox;
+        T* box = mine + batches++ % Of::kBuffers * kBox;
         write(box, x, finish);
         named_barrier_sync(2 + warpgroup, 128);  // the other box is read, too: its readers have come here  //@ box_there
         store_anywhere(g, box, row, col);
@@ -359,7 +359,7 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   const auto kernel = multiply<Of, Finish, Problem>;
   allow_shared(kernel, Of::kBytes);
   Gemm<T> vectors = g;  // what has to start at multiples of 16 bytes
-  vectors.k = 0;        // its length may be any
+  vectors.k = 0;        // not checked: rows of A and B may have any length
   if (kAnywhere) vectors.n = 0, vectors.c = nullptr, vectors.ldc = 0;
   require_vectors<T, float>(vectors);
   STD_TORCH_CHECK(g.k > 0, "hgemm: k must not be 0");

@@ -1,5 +1,5 @@
-// For hgemm's v18_fitted where rows of the product do not start at multiples of 16 bytes, as with a vocabulary of 49155. TMA
-// cannot store such rows.
+// Stores tiles with ordinary stores, for hgemm's v18_fitted: TMA cannot store rows that do not start at multiples of 16 bytes,
+// as with n = 49155.
 #pragma once
 
 #include "cuda/gemm/warpgroup_tile.cuh"

@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(Block::kThreads, Block::kBlocksPerSM)
   sums.store(g, row0 + Block::warp_row(), col0 + Block::warp_col());
 }
 
-// Splits k as often as it takes to have kBlocksPerSM blocks for each SM, but not into less than four tiles of k, nor into more
-// than `most_splits(tiles of k)` parts.
+// Splits k into as many parts as run at once, kBlocksPerSM blocks on each SM. A part has at least four steps of kBlockK, and
+// there are at most `most_splits(steps)` parts.
 template <typename Block, Layout kLayout, typename T, typename MostSplits>
 void launch_split_k(const Gemm<T>& g, MostSplits most_splits) {
   const int64_t tiles =

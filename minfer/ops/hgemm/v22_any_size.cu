@@ -1,16 +1,16 @@
-// v22_any_size: small products of any sizes, strides and addresses, and few columns with a long k, as in LoRA.
-// Idea: with k = 300, rows do not start at multiples of 16 bytes. v18_fitted then copies the operands first, and its second
-// launch takes longer than a small product. Here one launch reads rows where they are: cp.async copies words of two elements,
-// if rows start at multiples of 4 bytes and have an even length. Else threads load single elements, and store them to shared
-// memory. Rows that start at multiples of 16 bytes are copied as in v07. Blocks share k as in v08, but the tiles have 64 x 64.
+// v22_any_size: small products whose rows do not start at multiples of 16 bytes. It takes any sizes, strides and addresses.
+// Idea: with k = 300, v18_fitted first copies the operands in a launch of its own, which takes a large share of a small
+// product's time. Here one launch reads rows where they are: cp.async copies words of two elements, if rows start at multiples
+// of 4 bytes and have an even length. Else threads load single elements, and store them to shared memory. If all rows of A and
+// B start at multiples of 16 bytes, both are copied as in v07. Blocks share k as in v08. Tiles are 64 x 64.
 // Expected: the time of v08 at small sizes, and slower than v18_fitted at large ones, where small tiles read too much.
 #include "hgemm.h"
 #include "split_k.cuh"
 
 namespace minfer {
 
-// How a block copies tile after tile of one operand, as TileCopy: each thread the same words of each tile. What is outside
-// of the matrix is zero, and is not read.
+// Copies an operand tile by tile, as TileCopy, but in words of two elements. Elements outside of the matrix are not read; the
+// tile has zeros there.
 template <typename Place, bool kDown, int kRows, int kCols, int kThreads, typename T>
 struct WordCopy {
   static constexpr int kWords = kCols / 2, kRowStep = kThreads / kWords, kEach = kRows / kRowStep;
@@ -91,8 +91,8 @@ struct Tile : BlockTile<T, float, kLayout, 64, 64, 64, 3, 32, 32, Copy> {
 
 template <Layout kLayout, typename T>
 void launch_layout(const Gemm<T>& g) {
-  // The block that adds up n parts of a tile takes n times 0.15 us; a part takes 0.25 us for each of its tiles of k. With this
-  // number of parts the sum of both is least.
+  // With n parts, the last block takes about 0.15 n us to add them up, and each part 0.25 us for each of its k_tiles / n steps
+  // (estimates). The sum of both is least at n = sqrt(0.25 / 0.15 k_tiles).
   const auto most_splits = [](int k_tiles) { return int(1.3 * std::sqrt(k_tiles)); };
   const auto by_pieces = [](const T* matrix, int64_t ld) {
     return reinterpret_cast<uintptr_t>(matrix) % 16 == 0 && ld % 8 == 0;
