@@ -79,6 +79,18 @@ __global__ void forbidden(minfer::Gemm<T> g) {
   }
 }
 
+// A box whose first element is the second of a row.
+template <typename T>
+__global__ void unaligned_box(const minfer::TensorMap map) {
+  __shared__ __align__(128) T box[8][8];
+  __shared__ uint64_t arrived;
+  if (threadIdx.x > 0) return;
+  minfer::barrier_init(&arrived, 1);
+  minfer::barrier_expect(&arrived, sizeof(box));
+  minfer::tma_load(box, map, &arrived, 1, 0);
+  minfer::barrier_wait(&arrived, 0);
+}
+
 __global__ void unbounded() {}
 __global__ void __launch_bounds__(256, 1) bounded() {}
 __global__ void __maxnreg__(144) of_144_registers() {}
@@ -96,6 +108,11 @@ void launch(const minfer::Gemm<T>& g) {
   if (g.k == 22 || g.k == 23) return of_144_registers<<<1, g.k == 22 ? 416 : 384, 0, g.stream>>>();
   if (g.k == 24) return moves_registers<48, 232><<<1, 384, 0, g.stream>>>();
   if (g.k == 25) return moves_registers<40, 232><<<1, 384, 0, g.stream>>>();
+  if (g.k == 32) {
+    minfer::TensorMap map;
+    STD_TORCH_CHECK(minfer::make_tensor_map(map, g.a, g.m, g.k, g.lda, 8, 8), "no tensor map");
+    return unaligned_box<T><<<1, 32, 0, g.stream>>>(map);
+  }
   forbidden<<<1, 64, g.k == 16 ? 64 << 10 : 1024, g.stream>>>(g);
 }
 

@@ -114,6 +114,7 @@ FORBIDDEN = {
     19: "a block of 257 threads, which may have 255 registers each",
     21: "a block of 320 threads, its __launch_bounds__ allow 256",
     22: "a block of 416 threads, which may have 144 registers each",  # 13 warps: one scheduler has four of 18 times 256
+    32: "TMA: a box starts at no multiple of 16 bytes in global memory",
     24: "the registers per thread that the block's warpgroups request add up to 512, those of the launch to 504",
 }
 

@@ -105,14 +105,15 @@ struct TensorMap {
 
 inline void tma_prefetch(const TensorMap&) {}
 
-inline void check_box(const TensorMap& map, const void* box) {
+inline void check_box(const TensorMap& map, const void* box, int x) {
   if (reinterpret_cast<uintptr_t>(box) % (map.is_swizzled() ? 1024 : 128))
     emulator::fail("TMA: a box is at no multiple of 1024 bytes, or of 128 if it is not swizzled");
   if (!emulator::state.current->block->find(box, map.bytes())) emulator::fail("TMA: a box is outside shared memory");
+  if (x % 8) emulator::fail("TMA: a box starts at no multiple of 16 bytes in global memory");
 }
 
 inline void tma_load_multicast(void* box, const TensorMap& map, uint64_t* barrier, int x, int y, uint16_t blocks) {
-  check_box(map, box);
+  check_box(map, box, x);
   for (int block = 0; block < 16; ++block) {
     if (!(blocks >> block & 1)) continue;
     char* to = emulator::at_block(box, block);
@@ -186,7 +187,7 @@ void start_store(char* from, int bytes, Store store) {
 }
 
 inline void tma_store(const TensorMap& map, const void* box, int x, int y) {
-  check_box(map, box);
+  check_box(map, box, x);
   start_store(static_cast<char*>(const_cast<void*>(box)), map.bytes(), [=](char* from) {
     map.for_pieces(from, x, y, [](const char* from, char* to) { if (to) memcpy(to, from, 16); });
   });
