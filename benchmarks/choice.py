@@ -2,7 +2,8 @@
 `benchmarks/results/tiles-nvidia-h200.parquet`, from `tile_times.py`: at 889 products, which were drawn from the layers of
 24 models, in bfloat16, TN and NN. 85 kinds of tiles were timed at 274 products of any size, and 58 kinds, most of 64
 columns, at 615 products that have at most 220 tiles of 160 x 64. The constants of the model
-(minfer/cuda/gemm/fitted_choice.h) were fitted to other products.
+(minfer/cuda/gemm/fitted_choice.h) were fitted to other products. `tiles-fp8-nvidia-h200.parquet` has the same of
+v12_fp8_fitted's tiles, from `tile_times.py --fp8`.
 
     uv run python benchmarks/choice.py                                                  # needs no GPU
     uv run --with nvidia-matmul-heuristics==0.1.0.27 python benchmarks/choice.py        # NVIDIA's model beside it
@@ -31,9 +32,9 @@ from minfer.build.errors import BuildError
 from minfer.ops import Kernel
 
 HERE = Path(__file__).resolve().parent
-TIMES = HERE / "results" / "tiles-nvidia-h200.parquet"
+TIMES, TIMES_FP8 = (HERE / "results" / f"{name}-nvidia-h200.parquet" for name in ("tiles", "tiles-fp8"))
 SOURCE = Kernel("hgemm", "choice", "cpp", HERE / "choice.cpp")
-RANGES = ((33, 128), (129, 256), (257, 512), (513, 1024), (1025, 4096), (33, 4096))  # of m
+RANGES = ((33, 128), (129, 256), (257, 512), (513, 1024), (1025, 4096), (4097, 8192), (33, 8192))  # of m
 
 
 class Tile(NamedTuple):
@@ -69,13 +70,13 @@ def timed(path: Path = TIMES) -> Times:
     return found
 
 
-def chosen() -> Callable[[Product], Tile]:
-    """What v18_fitted takes. Raises BuildError without a C++ compiler."""
+def chosen(fp8: bool = False) -> Callable[[Product], Tile]:
+    """What v18_fitted or, for fp8, v12_fp8_fitted takes. Raises BuildError without a C++ compiler."""
     library = host.load(SOURCE)
 
     def choose(of: Product) -> Tile:
         tile = (ctypes.c_int * 5)()
-        library.minfer_choose_tile(of.m, of.n, of.k, int(of.layout == "TN"), tile)
+        library.minfer_choose_tile(of.m, of.n, of.k, int(of.layout == "TN"), int(fp8), tile)
         rows, cols, sharing, parts, beside = tile
         return Tile(rows, cols, sharing, parts, bool(beside))
 
@@ -126,6 +127,8 @@ def estimates(times: Times) -> dict[Product, dict[Tile, float]]:
 def lines(name: str, of: dict[Product, float]) -> Iterator[str]:
     for low, high in RANGES:
         some = pd.Series([loss for product, loss in of.items() if low <= product.m <= high])
+        if some.empty:
+            continue
         figures = " ".join(f"{100 * x:7.1f}" for x in (some.mean(), some.median(), some.quantile(0.95), some.max()))
         yield f"{name:34} {low:5}-{high:<5} {len(some):8} {figures}"
 
@@ -139,6 +142,7 @@ def main() -> None:
     print(f"{'loss in %':34} {'rows':>11} {'products':>8} {'mean':>7} {'median':>7} {'95 %':>7} {'most':>7}")
     try:
         print(*lines("v18_fitted's model", losses(times, chosen())), sep="\n")
+        print(*lines("v12_fp8_fitted's", losses(timed(TIMES_FP8), chosen(fp8=True))), sep="\n")
     except BuildError as error:
         sys.exit(f"choice.py: {error}")
     if importlib.util.find_spec("nvMatmulHeuristics") is None:

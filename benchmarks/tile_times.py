@@ -1,12 +1,14 @@
 """Times tiles of hgemm's v18_fitted (minfer/cuda/gemm/fitted.cuh) at products of public models, on an H100 or H200.
 
     uv run python benchmarks/tile_times.py --seconds 120       # writes benchmarks/results/, after a minute of compiling
+    uv run python benchmarks/tile_times.py --fp8               # tiles of quant_gemm's v12_fp8_fitted, beside _scaled_mm
 
 Each tile is compiled alone. Products have 33 to 4096 rows, in bfloat16 and both layouts; N and K are layers of the 24 models
 of `minfer/ops/models.csv`. At each product `torch` and the tiles of `tiles_for` are timed cold (256 MiB are read before each
 call), in a new order in each round. A time is the median of the rounds, in microseconds. `tiles_for` leaves out tiles of which
 whole blocks would lie outside of the product, and those that `expected_us`, a rough model, puts over 1.6 times the fastest.
-A tile whose result is wrong ends the program.
+A tile whose result is wrong ends the program. With --fp8, products have 129 to 8192 rows, x and W are in e4m3 with a scale for
+each row, and only the tiles of minfer/cuda/gemm/fp8_tiles.h are timed.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import ctypes
 import math
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -75,17 +78,42 @@ extern "C" int run_tile(int tn, int parts, int beside, int m, int n, int k, void
   }}
 }}
 """
+SOURCE_FP8 = """#include <cstdio>
+#include "cuda/gemm/fitted.cuh"
+#include "quant_gemm/fp8_wgmma.cuh"
+using namespace minfer;
+extern "C" int run_tile(int parts, int beside, int m, int n, int k, void* y, const void* x, const void* w,
+                        const void* x_scales, const void* w_scales, void* stream) {{
+  using T = __nv_bfloat16;
+  Product<Fp8Both, T> p{{(T*)y, (const uint8_t*)x, (const float*)x_scales}};
+  p.weights.w = (const uint8_t*)w, p.weights.scales = (const float*)w_scales;
+  p.m = m, p.n = n, p.k = k, p.stream = (cudaStream_t)stream;
+  try {{
+    launch_fitted<{0}, {1}, Layout::TN, false, ScaleOfColumns, {2}>(make_scaled(p), parts, beside);
+    return cudaGetLastError();
+  }} catch (const std::exception& error) {{
+    std::fprintf(stderr, "%s\\n", error.what());
+    return -1;
+  }}
+}}
+"""
 Run = Callable[..., int]
 
 
-def compile_tile(folder: Path, size: Size) -> Run:
+def sizes_of_fp8() -> list[Size]:
+    """The tiles of v12_fp8_fitted."""
+    text = (ROOT / "minfer" / "cuda" / "gemm" / "fp8_tiles.h").read_text()
+    return [Size(*map(int, each)) for each in re.findall(r"F\((\d+), (\d+), (\d), ", text)]
+
+
+def compile_tile(folder: Path, fp8: bool, size: Size) -> Run:
     """Raises CalledProcessError with what nvcc printed."""
     home, of_torch = toolchain.toolkit(), Path(torch.__file__).parent
-    library = folder / f"tile_{size.rows}_{size.cols}_{size.sharing}.so"
+    library = folder / f"{'fp8' if fp8 else 'tile'}_{size.rows}_{size.cols}_{size.sharing}.so"
     if library.exists():
         return ctypes.CDLL(str(library)).run_tile
     source = library.with_suffix(".cu")
-    source.write_text(SOURCE.format(*size))
+    source.write_text((SOURCE_FP8 if fp8 else SOURCE).format(*size))
     flags = [*toolchain.flags_of(Kernel("hgemm", library.stem, "cuda", source), "sm_90a"), "-shared"]
     flags += ["-Xcompiler=-fPIC", "-cudart=none", f"-I{ROOT / 'minfer'}", f"-I{ROOT / 'minfer' / 'ops'}"]
     flags += [f"-I{of_torch / 'include'}", f"-L{of_torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-ltorch_cuda", "-lc10"]
@@ -102,7 +130,7 @@ def blocks_of(product: Product, tile: Tile) -> tuple[int, int]:
 
 
 def expected_us(product: Product, tile: Tile) -> float:
-    """A rough time, to leave out tiles that are slow."""
+    """A rough time, to leave out tiles that are slow. k counts pairs of bytes."""
     groups, size = blocks_of(product, tile)
     step = ((tile.rows * tile.cols / 32) ** 4 + ((tile.rows + tile.cols) * 128 / 90) ** 4) ** 0.25 + 47
     body = math.ceil(groups / AT_ONCE[size]) * (math.ceil(product.k / 64 / tile.parts) * step + 1000) / 1755
@@ -110,10 +138,10 @@ def expected_us(product: Product, tile: Tile) -> float:
     return 3.6 + (body**3 + memory**3) ** (1 / 3)
 
 
-def tiles_for(product: Product) -> list[Tile]:
-    """The tiles, and divisions of k, that are timed."""
+def tiles_for(product: Product, sizes: Iterable[Size]) -> list[Tile]:
+    """The tiles, and divisions of k, that are timed. k counts pairs of bytes."""
     found = {}
-    for rows_, cols, sharing in SIZES:
+    for rows_, cols, sharing in sizes:
         if rows_ > 64 and rows_ >= 2 * product.m:
             continue
         for beside in (False, True)[: 1 if sharing == 1 else 2]:
@@ -129,39 +157,58 @@ def tiles_for(product: Product) -> list[Tile]:
     return [tile for tile, us in found.items() if us <= SLOW * least]
 
 
-def products(seed: int, small: bool) -> Iterator[Product]:
+def products(seed: int, small: bool, fp8: bool) -> Iterator[Product]:
     """small: only those with at most `FEW` tiles of 160 x 64."""
     source, models = random.Random(seed), drawn.models()
+    least, most = (129, 8192) if fp8 else (33, 4096)
     while True:
         n, k = source.choice(drawn.linear_layers(source.choice(models))[:-1])
-        if min(n, k) >= 512 and n % 8 == k % 8 == 0:
-            m = round(math.exp(source.uniform(math.log(33), math.log(4096))))
-            layout = source.choice(["TN", "NN"])
+        if min(n, k) >= 512 and n % 8 == k % (16 if fp8 else 8) == 0:
+            m = round(math.exp(source.uniform(math.log(least), math.log(most))))
+            layout = "TN" if fp8 else source.choice(["TN", "NN"])
             if not small or math.ceil(m / 160) * math.ceil(n / 64) <= FEW:
                 yield Product(m, n, k, layout)
 
 
-def time_product(product: Product, runs: dict[Size, Run], flushed: torch.Tensor) -> list[dict[str, Any]]:
+def operands(product: Product, device: torch.device) -> tuple[list[torch.Tensor], Callable[[], object]]:
+    """c, a and b, and what computes the product with PyTorch."""
     m, n, k, layout = product
-    device, tn = flushed.device, layout == "TN"
     a = torch.randn(m, k, device=device).to(torch.bfloat16)
-    b = torch.randn(*((n, k) if tn else (k, n)), device=device).to(torch.bfloat16)
-    c, expected = (torch.empty(m, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    right = b.t() if tn else b
-    calls: dict[Tile | None, Callable[[], object]] = {None: lambda: torch.mm(a, right, out=expected)}
+    b = torch.randn(*((n, k) if layout == "TN" else (k, n)), device=device).to(torch.bfloat16)
+    c, right = torch.empty(m, n, device=device, dtype=torch.bfloat16), b.t() if layout == "TN" else b
+    expected = torch.empty_like(c)
+    return [c, a, b], lambda: torch.mm(a, right, out=expected)
+
+
+def operands_of_fp8(product: Product, device: torch.device) -> tuple[list[torch.Tensor], Callable[[], object]]:
+    """y, x, W and the scales of their rows, and what computes the product with PyTorch."""
+    m, n, k, _ = product
+    x, w = (torch.randn(rows_, k, device=device).to(torch.float8_e4m3fn) for rows_ in (m, n))
+    of_x, of_w = (torch.rand(rows_, device=device) + 0.5 for rows_ in (m, n))
+    y = torch.empty(m, n, device=device, dtype=torch.bfloat16)
+    return [y, x, w, of_x, of_w], lambda: torch._scaled_mm(
+        x, w.t(), scale_a=of_x[:, None], scale_b=of_w[None], out_dtype=torch.bfloat16
+    )
+
+
+def time_product(product: Product, runs: dict[Size, Run], fp8: bool, flushed: torch.Tensor) -> list[dict[str, Any]]:
+    tensors, torchs = (operands_of_fp8 if fp8 else operands)(product, flushed.device)
+    expected, c = torchs(), tensors[0]
+    assert isinstance(expected, torch.Tensor)
+    calls: dict[Tile | None, Callable[[], object]] = {None: torchs}
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (c, a, b)]
-    for of in tiles_for(product):
-        calls[of] = partial(runs[Size(*of[:3])], int(tn), of.parts, int(of.beside), m, n, k, *pointers, stream)
-    calls[None]()
-    tolerance = 0.02 * float(expected.float().std())
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in tensors]
+    layout = [] if fp8 else [int(product.layout == "TN")]
+    for of in tiles_for(product._replace(k=product.k // 2) if fp8 else product, runs):
+        calls[of] = partial(runs[Size(*of[:3])], *layout, of.parts, int(of.beside), *product[:3], *pointers, stream)
+    allowed = 0.02 * float(expected.float().std()) + 2**-7 * float(expected.float().abs().max())
     for tile, call in calls.items():
         if tile is None:
             continue
         c.fill_(math.nan)
         status = call()
         error = float((c.float() - expected.float()).abs().max())
-        if status != 0 or not error <= tolerance + 2**-7 * float(expected.float().abs().max()):
+        if status != 0 or not error <= allowed:
             sys.exit(f"tile_times.py: {tile} at {product} is wrong: status {status}, error {error}")
     about = product._asdict()
     return [
@@ -179,6 +226,7 @@ def main() -> None:
     parser.add_argument(
         "--small", action="store_true", help="only products with few tiles, where narrow tiles are fast"
     )
+    parser.add_argument("--fp8", action="store_true", help="the tiles of quant_gemm's v12_fp8_fitted")
     parser.add_argument("--folder", type=Path, help="keeps the compiled tiles, and uses those of an earlier run")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -192,18 +240,19 @@ def main() -> None:
         folder = arguments.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            runs = dict(zip(SIZES, pool.map(partial(compile_tile, folder), SIZES), strict=True))
+            sizes = sizes_of_fp8() if arguments.fp8 else SIZES
+            runs = dict(zip(sizes, pool.map(partial(compile_tile, folder, arguments.fp8), sizes), strict=True))
         except subprocess.CalledProcessError as error:
             sys.exit(f"tile_times.py: nvcc failed: {error.stderr}")
         flushed, found, begin = cold.to_flush(device), [], time.monotonic()
-        for number, product in enumerate(products(arguments.seed, arguments.small)):
+        for number, product in enumerate(products(arguments.seed, arguments.small, arguments.fp8)):
             if time.monotonic() - begin > arguments.seconds:
                 break
-            found += time_product(product, runs, flushed)
+            found += time_product(product, runs, arguments.fp8, flushed)
             if number % 50 == 0:
                 print(f"{number} products after {time.monotonic() - begin:.0f} s", flush=True)
     if found:
-        rows.write("tiles", found, device)
+        rows.write("tiles-fp8" if arguments.fp8 else "tiles", found, device)
 
 
 if __name__ == "__main__":

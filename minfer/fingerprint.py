@@ -24,7 +24,7 @@ from minfer.ops.sources import SourceError, read_source, split
 CHOOSING, PREFERRED = PACKAGE / "functional" / "best.py", PACKAGE / "functional" / "preferred.py"
 MODELS_MODULE = "minfer.functional.product_times"
 MODELS = [PACKAGE / "functional" / "product_times.py", PACKAGE / "functional" / "product_times.cpp"]
-MODELS += [PACKAGE / "cuda" / "gemm" / "fitted_choice.h", PACKAGE / "cuda" / "gemm" / "fp8_choice.h"]
+MODELS += [PACKAGE / "cuda" / "gemm" / "fitted_choice.h"]
 
 
 def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:

@@ -83,7 +83,10 @@ namespace minfer {
 template <typename T, bool kColumns, int kRegisters>
 __device__ inline void wgmma_by_columns(float (&d)[kRegisters], uint64_t a, uint64_t b, bool add) {
   constexpr bool kTransposedB = false;
-  if constexpr (std::is_same_v<T, __half>) {
+  if constexpr (std::is_same_v<T, E4M3Pair>) {
+    static_assert(!kColumns);
+    MINFER_WGMMA_MORE_N("k32.f32.e4m3.e4m3", MINFER_WGMMA_NO_ORDER);
+  } else if constexpr (std::is_same_v<T, __half>) {
     if constexpr (kColumns) {
       MINFER_WGMMA_MORE_N("k16.f32.f16.f16", MINFER_WGMMA_ORDER_A);
     } else {

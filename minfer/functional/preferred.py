@@ -2,8 +2,8 @@
 
 Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `OF_PRODUCTS` and `any_size` call
 `product_kernel`. It asks the models of `product_times.py` if n and k are at least SHORT. It also asks them if n or k is no
-multiple of 8, even below SHORT, where the models were not fitted. The two for fp8 tiles ask models, too. The kernels of the
-rules in `HOPPER_ONLY` also run on other GPUs. There the rules do not hold, because nothing was timed."""
+multiple of 8, even below SHORT, where the models were not fitted. The kernels of the rules in `HOPPER_ONLY` also run on other
+GPUs. There the rules do not hold, because nothing was timed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from minfer.functional.product_times import MULTIPROCESSORS, explained, fastest, fp8_times
+from minfer.functional.product_times import MULTIPROCESSORS, explained, fastest
 from minfer.ops.quantised import INT4
 
 SHORT = 512  # the models were fitted to products whose n and k are at least this
@@ -32,13 +32,6 @@ def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
     asks = rule in OF_PRODUCTS and (min(n, k) >= SHORT or n % 8 != 0 or k % 8 != 0)
     if asks and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
         return f"by models of the times: {times}"
-    if rule in ("fp8_even_tiles", "fp8_large_tiles"):
-        both = zip(
-            ("v12_fp8_even_tiles", "v08_fp8_promoted"), fp8_times(shape["m"], shape["n"], shape["k"]), strict=True
-        )
-        known = sorted((us, kernel) for kernel, us in both if 0 < us < math.inf)
-        if known:
-            return "by models of the times: " + ", ".join(f"{kernel} {us:.1f} us" for us, kernel in known)
     return f"by a rule, {rule} (minfer/functional/preferred.py)"
 
 
@@ -121,22 +114,6 @@ def rows_of_a_prompt(shape: Mapping[str, int], params: Mapping[str, str]) -> boo
     """Whether a product has at least 129 rows. There the kernels with N-slices for one wave, which the nearest measured row
     often names, are slow: on an H200 `swiglu` of 271 x 11008 x 4096 takes 147 us with v05_one_wave, 86 with v07_fitted."""
     return shape["m"] > 128 and min(shape["n"], shape["k"]) >= SHORT
-
-
-def fp8_even_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `quant_gemm` takes v12_fp8_even_tiles for a product with fp8: from 129 rows on, where the models say that
-    v08_fp8_promoted is not faster; without a C++ compiler always."""
-    m, n, k = shape["m"], shape["n"], shape["k"]
-    if m <= 128 or min(n, k) < SHORT:
-        return False
-    even, large = fp8_times(m, n, k)
-    return even <= large
-
-
-def fp8_large_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `quant_gemm` takes v08_fp8_promoted for a product with fp8: from 129 rows on, where the models say that it is
-    faster than v12_fp8_even_tiles."""
-    return rows_of_a_prompt(shape, params) and not fp8_even_tiles(shape, params)
 
 
 def up_to_128_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

@@ -1,17 +1,15 @@
-// Which kernel takes the least time on an H100 or H200, by models of their times: hgemm's, and quant_gemm's for a product with
-// fp8 and 129 rows or more.
+// Which kernel takes the least time on an H100 or H200, by models of their times: hgemm's.
 //
 // Most models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if
 // these are about equal, somewhat more than either. Those of v20_any_columns and v21_row_pairs differ. Times are in
-// microseconds. v18_fitted and v12_fp8_even_tiles choose their tiles by their models, too. On an H200 the models for up to 64
-// rows were fitted to half of 4,000 cold timings of random products with up to 32 rows; of the others that of v17_one_wave to
-// 984, that of v21_row_pairs to 1,037, and that of v08_fp8_promoted to 563. That of v14_stream_k was fitted to half of 1,059
-// ratios of its time to v18_fitted's. benchmarks/kernel_times.py has these times, and says how good the choice is.
+// microseconds. v18_fitted chooses its tiles by its model, too. On an H200 the models for up to 64 rows were fitted to half of
+// 4,000 cold timings of random products with up to 32 rows; of the others that of v17_one_wave to 984 and that of v21_row_pairs
+// to 1,037. That of v14_stream_k was fitted to half of 1,059 ratios of its time to v18_fitted's. benchmarks/kernel_times.py has these times, and says how good the choice is.
 #include <cstdio>
 #include <iterator>
 #include <utility>
 
-#include "cuda/gemm/fp8_choice.h"
+#include "cuda/gemm/fitted_choice.h"
 
 namespace minfer {
 namespace {
@@ -153,14 +151,6 @@ constexpr Model kModels[] = {
     {"v14_stream_k", stream_k}, {"v20_any_columns", any_columns}, {"v15_gemv", gemv},
 };
 
-// quant_gemm's v08_fp8_promoted: a pair of blocks has tiles of 256 x 256 of a product with fp8.
-double fp8_promoted(int m, int n, int k) {
-  const int64_t tiles = int64_t((m + 255) / 256) * ((n + 255) / 256), clusters = kAtOnce[1], steps = (k + 127) / 128;
-  const double body = (tiles + clusters - 1) / clusters * (steps * 1178.6 + 6232) / kCyclesPerUs;
-  const double memory = (double(m) * k + double(n) * k + 2.0 * m * n) / 4.374e6 + 6.55;
-  return 3.78 + std::cbrt(cube(body) + cube(memory));
-}
-
 }  // namespace
 }  // namespace minfer
 
@@ -172,11 +162,6 @@ extern "C" const char* minfer_fastest_product(int m, int n, int k, int tn) {
   for (const minfer::Model& model : minfer::kModels)
     if (const double us = model.us(product); us < least) fastest = model.kernel, least = us;
   return fastest;
-}
-
-// The times of quant_gemm's v12_fp8_even_tiles and v08_fp8_promoted.
-extern "C" void minfer_fp8_times(int m, int n, int k, double* times) {
-  times[0] = minfer::choose_fp8_tile(m, n, k, minfer::kAtOnce[0]).us, times[1] = minfer::fp8_promoted(m, n, k);
 }
 
 // Writes these times of hgemm's kernels, least first, and v18_fitted's tile, as a text of at most `size` bytes.

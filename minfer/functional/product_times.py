@@ -4,7 +4,6 @@ in C++ (`product_times.cpp`). `preferred.py` uses them."""
 from __future__ import annotations
 
 import ctypes
-import math
 from functools import cache
 from pathlib import Path
 
@@ -32,15 +31,6 @@ def explained(m: int, n: int, k: int, is_tn: bool) -> str:
     if models := _models():
         models.minfer_product_times(m, n, k, int(is_tn), text, SIZE)
     return text.value.decode()
-
-
-def fp8_times(m: int, n: int, k: int) -> tuple[float, float]:
-    """The times of quant_gemm's v12_fp8_even_tiles (infinite where it would take more waves than its model was fitted to) and
-    v08_fp8_promoted, in microseconds; without a C++ compiler 0 and infinity."""
-    times = (ctypes.c_double * 2)(0.0, math.inf)
-    if models := _models():
-        models.minfer_fp8_times(m, n, k, times)
-    return times[0], times[1]
 
 
 @cache

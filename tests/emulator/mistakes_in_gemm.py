@@ -308,7 +308,7 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "the first warp's biases for all warps": (
         "gemm_bias_relu-v05_fitted",
-        {"columns": ("warp % 4 * 16", "0")},
+        {"columns": ("own", "own % 16")},
         WRONG,
     ),
     "pieces in rows that start anywhere": (
@@ -407,6 +407,19 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         WRONG,
     ),
     "one half of the columns for both": ("quant_gemm-v08_fp8_promoted", {"half": ("half", "0")}, WRONG),
+    "sums added before the tensor cores have them": (
+        "quant_gemm-v12_fp8_fitted",
+        {"part_done": ""},
+        "ends while its wgmma are in flight",
+    ),
+    "one slab of columns for two": ("quant_gemm-v12_fp8_fitted", {"slab_of_part": ("w * kOfSlab", "0")}, WRONG),
+    "one scale for two rows of a tile": (
+        "quant_gemm-v12_fp8_fitted",
+        {"scales_of_rows": ("of_rows.y", "of_rows.x")},
+        WRONG,
+    ),
+    "one slab's scales for all": ("quant_gemm-v12_fp8_fitted", {"scales_of_columns": ("w * 64 + own", "own")}, WRONG),
+    "scales read before they are there": ("quant_gemm-v12_fp8_fitted", {"scales_there": ""}, WRONG),
     "the scales of one group for two": (
         "quant_gemm-v09_int4_wgmma",
         {"group": ("part * kRowsOfW", "0")},

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from benchmarks import choice, fit_tiles, kernel_times
+from benchmarks import choice, fit_tiles, kernel_times, tile_times
 from minfer import ops
 from minfer.build import host
 from minfer.build.errors import BuildError
@@ -88,6 +88,9 @@ def test_each_tile_is_tested_on_a_gpu() -> None:
     choose, shapes = choice.chosen(), sizes.TILES["hgemm-v18_fitted"]
     chosen = {choose(choice.Product(*shape, layout))[:3] for shape in shapes for layout in ("TN", "NN")}
     assert chosen == tiles_of_v18()
+    choose, shapes = choice.chosen(fp8=True), sizes.TILES["quant_gemm-v12_fp8_fitted"]
+    chosen = {choose(choice.Product(*shape, "TN"))[:3] for shape in shapes}
+    assert chosen == {tuple(size) for size in tile_times.sizes_of_fp8()}
 
 
 @pytest.mark.slow
@@ -200,7 +203,7 @@ def test_each_kernel_is_chosen_somewhere_and_only_one() -> None:
         ("gated_unit", {129: "v07_fitted", 5000: "v07_fitted"}),
         ("gemm_bias_relu", {1: "v07_strips", 128: "v07_strips", 129: "v05_fitted"}),
         ("gemm_bias_gelu", {1: "v06_strips", 128: "v06_strips", 129: "v05_fitted"}),
-        ("quant_gemm", {1: "v11_fp8_promoted_slices", 129: "v12_fp8_even_tiles", 4096: "v08_fp8_promoted"}),
+        ("quant_gemm", {1: "v11_fp8_promoted_slices", 129: "v12_fp8_fitted", 4096: "v12_fp8_fitted"}),
     ],
 )
 def test_a_product_has_a_kernel_whose_tiles_fit_its_rows(op: str, rows: dict[int, str]) -> None:

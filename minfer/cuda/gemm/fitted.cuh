@@ -6,6 +6,8 @@
 #include "cuda/elect.cuh"
 #include "cuda/gemm/fitted_anywhere.cuh"
 #include "cuda/gemm/fitted_choice.h"
+#include "cuda/gemm/promoted.cuh"
+#include "cuda/gemm/tile_scales.cuh"
 #include "cuda/named_barrier.cuh"
 #include "cuda/wgmma_by_columns.cuh"
 
@@ -35,14 +37,17 @@ struct Inside {
 // has two Bs, and kN counts the columns of both: each 64 columns of the first B are followed by the same columns of the
 // second, and the sums of both become one column of the product. With kAnywhere, rows of the product need not start at
 // multiples of 16 bytes (fitted_anywhere.cuh); the tiles of a group are then side by side.
-template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kTwo_ = false, int kSharing_ = 2>
+template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kTwo_ = false, int kSharing_ = 2,
+          typename Out_ = T_>
 struct Fitted {
   using T = T_;
+  using Out = Out_;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int kM = kM_, kN = kN_;
   static constexpr bool kAnywhere = kAnywhere_;
   static constexpr bool kTwo = kTwo_;
-  static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : kN == 192 && kM <= 192 ? 3 : 2;
+  static constexpr bool kPromoted = std::is_same_v<T, E4M3Pair>;
+  static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : kN == 192 && kM <= (kPromoted ? 128 : 192) ? 3 : 2;
   static constexpr int kWriters = kConsumers * 128, kThreads = kWriters + 128;
   static constexpr int kColumns = kTwo ? kN / 2 : kN;  // of the product
   static_assert(kSharing == 1 || kSharing == 2 || kSharing == 4);
@@ -61,13 +66,18 @@ struct Fitted {
   // A warpgroup has buffers for two batches of boxes: it writes one while TMA still reads the other. It has one buffer if there
   // are three warpgroups, so that more stages fit. So has a lone block of 64 columns, whose buffer then has up to all boxes.
   static constexpr bool kLone = kN == 64 && kSharing == 1;
-  static constexpr int kBuffers = kLone || kConsumers == 3 ? 1 : 2, kMost = 227 << 10;
-  static constexpr int kBoxBytes = kConsumers * kBuffers * kBox * sizeof(T), kPerStage = kStageBytes + 2 * sizeof(uint64_t);
+  using Scales = TileScales<kHigh, kWide * 64>;  // of a warpgroup
+  static constexpr int kScaleBytes = kPromoted ? kConsumers * sizeof(Scales) : 0;
+  static constexpr int kBuffers = kLone || kConsumers == 3 ? 1 : 2, kMost = (227 << 10) - kScaleBytes;
+  static constexpr int kBoxBytes = kConsumers * kBuffers * kBox * sizeof(Out), kPerStage = kStageBytes + 2 * sizeof(uint64_t);
   static constexpr int kStages = std::min(kN == 64 ? 12 : 8, (kMost - kBoxBytes) / kPerStage);
   static constexpr int kFit = (kMost - kStages * kPerStage) / kBoxBytes;
   static constexpr int kBatch = kAnywhere ? 1 : std::min(kFit, kLone ? kDown : (kDown + 1) / 2);  // boxes
-  static constexpr int kOut = kConsumers * kBuffers * kBatch * kBox, kBytes = kStages * kPerStage + kOut * sizeof(T);
+  static constexpr int kOut = kConsumers * kBuffers * kBatch * kBox, kBytes = kStages * kPerStage + kOut * sizeof(Out) + kScaleBytes;
   static_assert(!kAnywhere || kBuffers == 2);
+  // With promoted sums, how many buffers for the tensor cores' sums of a step fit in registers beside the sums: 1 or 2.
+  static constexpr int kRegisters = kConsumers == 1 ? 216 : kConsumers == 2 ? 200 : 120;
+  static constexpr int kPartsOfSums = kN < 256 && kHigh / 2 * (kWide + 2) <= kRegisters ? 2 : 1;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
   // These start the copies of one piece of B or of A. An operand has as many pieces as blocks share it, and each of these blocks
@@ -115,6 +125,13 @@ struct AsItIs {
   __device__ float operator()(float sum, bool /*second*/) const { return sum; }
 };
 
+// Where a problem's product is stored.
+template <typename Problem>
+__host__ __device__ auto* output_of(const Problem& g) {
+  if constexpr (requires { g.y; }) return g.y;
+  else return g.c;
+}
+
 // `a_last` copies the last rows of A, in smaller boxes. `b_other` copies the second B or, with one B, the last columns in TN.
 struct FittedMaps : Maps {
   TensorMap a_last, b_other;
@@ -124,11 +141,12 @@ template <typename Of, typename Finish, typename Problem>
 __global__ void __launch_bounds__(Of::kThreads, 1)
     multiply(const __grid_constant__ FittedMaps maps, Problem g, Division division) {
   using T = typename Of::T;
+  using Out = typename Of::Out;
   constexpr int kSharing = Of::kSharing, kConsumers = Of::kConsumers, kWriters = Of::kWriters;
   constexpr bool kMovesRegisters = kConsumers > 1;
   extern __shared__ __align__(1024) unsigned char shared[];
   T* stages = reinterpret_cast<T*>(shared);
-  T* out = stages + Of::kStages * Of::kElements;
+  Out* out = reinterpret_cast<Out*>(stages + Of::kStages * Of::kElements);
   uint64_t* full = reinterpret_cast<uint64_t*>(out + Of::kOut);
   uint64_t* empty = full + Of::kStages;  // of all blocks to which this one copies
   if (threadIdx.x == 0) {
@@ -201,18 +219,25 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
     // + i % 2 of the warpgroup's. So 16 consecutive elements are 32 rows.
     alignas(16) float sums[Of::kWide][Of::kHigh / 2];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    T* mine = out + warpgroup * (Of::kBuffers * Of::kBatch * kBox);
+    Out* mine = out + warpgroup * (Of::kBuffers * Of::kBatch * kBox);
+    auto* scales = reinterpret_cast<typename Of::Scales*>(empty + Of::kStages) + warpgroup;  // with promoted sums
     int batches = 0;
 
-    // The warps of a warpgroup together write a box, rows of 128 bytes in the 128-byte swizzle.
-    const auto write = [&](T* box, const float(&x)[Of::kAtOnce], const Finish& finish) {
+    // The warps of a warpgroup together write a box, rows of 128 bytes in the 128-byte swizzle. `down` is the first
+    // one's number among those of the warpgroup.
+    const auto write = [&](Out* box, const float(&x)[Of::kAtOnce], const Finish& finish, int down) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t bits[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float *two = x + half * 8 + 2 * i;
-          const Pair<T> pair{T(finish(two[0], i % 2)), T(finish(two[1], i % 2))};  //@ finish
+          const float* two = x + half * 8 + 2 * i;
+          float first = finish(two[0], i % 2), second = finish(two[1], i % 2);  //@ finish
+          if constexpr (Of::kPromoted) {
+            const float2 of_rows = *reinterpret_cast<const float2*>(scales->of_row + down + half * 16 + i / 2 * 8 + lane % 4 * 2);
+            first *= of_rows.x, second *= of_rows.y;  //@ scales_of_rows
+          }
+          const Pair<Out> pair{Out(first), Out(second)};
           memcpy(&bits[i], &pair, 4);
         }
         const int to = half * 16 + lane % 8 + lane / 16 * 8, piece = warp % 4 * 2 + lane / 8 % 2;
@@ -229,22 +254,30 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
       fence_async();  //@ fence_of_box
       named_barrier_sync(2 + warpgroup, 128);  //@ box_written
     };
-    // Stores one box of the product: 32 rows from `row` on, and all 64 columns from `col` on.
-    const auto store = [&](const float(&x)[Of::kAtOnce], const Finish& finish, int row, int col) {
+    // Stores one box of the product: 32 rows from top + down on, and all 64 columns from `col` on.
+    const auto store = [&](const float(&x)[Of::kAtOnce], const Finish& finish, int top, int down, int col) {
+      const int row = top + down;
       if (row >= g.m || col >= g.n) return;
       if constexpr (Of::kAnywhere) {
-        T* box = mine + batches++ % Of::kBuffers * kBox;
-        write(box, x, finish);
+        Out* box = mine + batches++ % Of::kBuffers * kBox;
+        write(box, x, finish, down);
         named_barrier_sync(2 + warpgroup, 128);  // the other box is read, too: its readers have come here  //@ box_there
         store_anywhere(g, box, row, col);
       } else {
-        T* box = next_batch();
-        write(box, x, finish);
+        Out* box = next_batch();
+        write(box, x, finish, down);
         batch_written();
         if (threadIdx.x % 128 == 0) tma_store(maps.c, box, col, row), tma_store_commit();
       }
     };
-    const auto finish_of = [&](int col) { return Finish(g, col + col_of_group + warp % 4 * 16 + lane / 4); };  //@ columns
+    const auto finish_of = [&](int w, int col) {
+      const int own = warp % 4 * 16 + lane / 4;
+      if constexpr (Of::kPromoted) {
+        return Finish(scales->of_column + w * 64 + own);  //@ scales_of_columns
+      } else {
+        return Finish(g, col + w * 64 + col_of_group + own);  //@ columns
+      }
+    };
     const auto release = [&](int stage) {  // to the producers that copy to this block
       if (lane >= group.mates()) return;
       const bool in_row = lane < group.across;
@@ -252,27 +285,47 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
     };
 
     for_tiles([&](int row, int col, bool) {
-      const auto start = [&](int stage, int step) {
-        const T* b = stages + stage * Of::kElements;
-        const uint64_t cols = tile_descriptor(b + b_of_group * kBlockK, Of::kTN ? 16 : kSlab * sizeof(T), 1024);
-        const uint64_t rows = tile_descriptor(b + Of::kB + row_of_group * kBlockK, 16, 1024);
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < kBlockK / 16; ++i)  // an offset of 32 bytes (TN) or 16 rows (NN), in units of 16 bytes
-#pragma unroll
-          for (int w = 0; w < Of::kWide; ++w)
-            wgmma_by_columns<T, !Of::kTN>(sums[w],
-                                          cols + w * (kSlab * sizeof(T) / 16) + i * (Of::kTN ? 2 : 128),  //@ of_slab
-                                          rows + i * 2, step > begin || i > 0);
-        wgmma_commit();
+      const auto columns_of = [&](int stage) {
+        const T* b = stages + stage * Of::kElements + b_of_group * kBlockK;
+        return tile_descriptor(b, Of::kTN ? 16 : kSlab * sizeof(T), 1024);
       };
-      const int last = multiply_steps(ring, full, begin, end, start, [](int) {}, release);
-      wgmma_finish(sums);
-      release(last);
+      const auto rows_of = [&](int stage) {
+        return tile_descriptor(stages + stage * Of::kElements + Of::kB + row_of_group * kBlockK, 16, 1024);
+      };
+      constexpr int kOfSlab = kSlab * sizeof(T) / 16;  // descriptors count 16 bytes
+      if constexpr (Of::kPromoted) {
+        const auto start = [&](float(&part)[Of::kHigh / 2], int stage, int w) {
+          const uint64_t cols = columns_of(stage) + w * kOfSlab, rows = rows_of(stage);  //@ slab_of_part
+          wgmma_fence();
+#pragma unroll
+          for (int i = 0; i < kBlockK / 16; ++i) wgmma_by_columns<T, false>(part, cols + i * 2, rows + i * 2, i > 0);
+          wgmma_commit();
+        };
+        scales->fetch(g, row + row_of_group, col + col_of_group);
+        add_up_steps<Of::kPartsOfSums>(sums, ring, full, begin, end, start, release);
+        cp_async_wait<0>();
+        named_barrier_sync(2 + warpgroup, 128);  //@ scales_there
+      } else {
+        const auto start = [&](int stage, int step) {
+          const uint64_t cols = columns_of(stage), rows = rows_of(stage);
+          wgmma_fence();
+#pragma unroll
+          for (int i = 0; i < kBlockK / 16; ++i)  // an offset of 32 bytes (TN) or 16 rows (NN)
+#pragma unroll
+            for (int w = 0; w < Of::kWide; ++w)
+              wgmma_by_columns<T, !Of::kTN>(sums[w], cols + w * kOfSlab + i * (Of::kTN ? 2 : 128), rows + i * 2,  //@ of_slab
+                                            step > begin || i > 0);
+          wgmma_commit();
+        };
+        const int last = multiply_steps(ring, full, begin, end, start, [](int) {}, release);
+        wgmma_finish(sums);
+        release(last);
+      }
       if (parts > 1) return;
 #pragma unroll
       for (int w = 0; w < kWideOut; ++w) {
-        const Finish finish = finish_of(col + w * 64);
+        if (Of::kPromoted && col + col_of_group + w * 64 >= g.n) continue;  // the next tile's scales may be on their way
+        const Finish finish = finish_of(w, col);
         if constexpr (Of::kTwo)
 #pragma unroll
           for (int i = 0; i < Of::kHigh / 2; ++i) sums[w][i] = finish.combine(sums[2 * w][i], sums[2 * w + 1][i], i % 4 / 2);
@@ -284,15 +337,18 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
 #pragma unroll
           for (int i = 0; i < Of::kDown; ++i) {
             const int down = min(i * kBoxRows, Of::kLast);
-            store(box_of(down), finish, top + down, left);
+            store(box_of(down), finish, top, down, left);
           }
         } else if (left < g.n) {
 #pragma unroll
           for (int first = 0; first < Of::kDown; first += Of::kBatch) {
-            T* boxes = next_batch();
+            Out* boxes = next_batch();
             const int last = min(first + Of::kBatch, Of::kDown);
 #pragma unroll
-            for (int i = first; i < last; ++i) write(boxes + (i - first) * kBox, box_of(min(i * kBoxRows, Of::kLast)), finish);
+            for (int i = first; i < last; ++i) {
+              const int down = min(i * kBoxRows, Of::kLast);
+              write(boxes + (i - first) * kBox, box_of(down), finish, down);
+            }
             batch_written();
             if (threadIdx.x % 128 > 0) continue;
 #pragma unroll 1
@@ -331,14 +387,14 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
           };
           float x[Of::kAtOnce] = {};
           add_up(x, Of::kTwo ? 2 * w : w);
-          const Finish finish = finish_of(col + w * 64);
+          const Finish finish = finish_of(w, col);
           if constexpr (Of::kTwo) {
             float other[Of::kAtOnce] = {};
             add_up(other, 2 * w + 1);
 #pragma unroll
             for (int i = 0; i < Of::kAtOnce; ++i) x[i] = finish.combine(x[i], other[i], i % 4 / 2);
           }
-          store(x, finish, row + row_of_group + down, col + col_of_group + w * 64);
+          store(x, finish, row + row_of_group, down, col + col_of_group + w * 64);
         }
       });
     }
@@ -354,7 +410,8 @@ template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename Finis
 void launch_fitted(const Problem& g, int parts, bool beside) {
   using T = std::remove_pointer_t<decltype(g.c)>;
   constexpr bool kTwo = requires { g.w2; };
-  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kTwo, kSharing>;
+  using Out = std::remove_pointer_t<decltype(output_of(g))>;
+  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kTwo, kSharing, Out>;
   static_assert(kAnywhere || Of::kSplits);
   const auto kernel = multiply<Of, Finish, Problem>;
   allow_shared(kernel, Of::kBytes);
@@ -381,7 +438,7 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   if (rows.size % kM != 0) mapped = mapped && map_a(maps.a_last, rows);
   if constexpr (kTwo) mapped = mapped && map_b(maps.b_other, g.w2, g.ldw2, Inside(kN, of_b));
   else if (!Of::kSlabs && cols.size % kN != 0) mapped = mapped && map_b(maps.b_other, g.b, g.ldb, cols);
-  STD_TORCH_CHECK(mapped && (kAnywhere || make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, kBoxRows, 64)),
+  STD_TORCH_CHECK(mapped && (kAnywhere || make_tensor_map(maps.c, output_of(g), g.m, g.n, g.ldc, kBoxRows, 64)),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
   const int64_t down = ceil_div(g.m, kM * group.down), across = ceil_div(g.n, Of::kColumns * group.across);

@@ -73,34 +73,48 @@ struct FittedChoice {
   }
 };
 
+// The constants of `fitted_us` that tiles have in common. Cycles: `of_step`, `of_tile` (all besides its steps). Microseconds:
+// `memory_start`, `start`, `sums_of_2` and `sums_of_4` (of an element, with k in 2 or 4 parts). `arrive` is in bytes a cycle, and
+// `memory` in bytes a microsecond. `nn`: a step's time in NN, relative to TN.
+struct FittedModel {
+  double arrive, of_step, nn, idle_alone, idle_shared, of_tile, memory, memory_start, start, sums_of_2, sums_of_4;
+};
+
+// Of operands of 16 bits. Fitted to 64,200 cold timings of 1,213 random products of 24 models, with 33 to 4096 rows, on an H200,
+// in bfloat16 and both layouts.
+constexpr FittedModel kModelOf16Bits{.arrive = 105.1, .of_step = 120.4, .nn = 0.984, .idle_alone = 0.424, .idle_shared = 0.198,
+                                     .of_tile = 2517, .memory = 5.044e6, .memory_start = 4.34, .start = 4.0,
+                                     .sums_of_2 = 1.671e-4, .sums_of_4 = 1.905e-4};
+
 inline double square(double x) { return x * x; }
 inline double cube(double x) { return x * x * x; }
 inline double fourth(double x) { return square(square(x)); }
 
-// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. Fitted to 64,200 cold
-// timings of 1,213 random products of 24 models, with 33 to 4096 rows, on an H200, in bfloat16 and both layouts.
-inline double fitted_us(const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters, int m, int64_t n, int k,
-                        bool tn) {
+// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. k counts pairs of bytes.
+inline double fitted_us(const FittedModel& model, const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters,
+                        int m, int64_t n, int k, bool tn) {
   const int64_t waves = (tiles + clusters - 1) / clusters, steps = ((k + 63) / 64 + parts - 1) / parts;
   const double high = tile.rows, wide = tile.cols, area = high * wide, idle = 1 - std::min(1.0, double(tiles) / clusters);
-  // A step has 64 multiply-adds for each element; a multiprocessor does 2048 of them in a cycle. Meanwhile the operands of a
+  // A step has 64 multiply-adds for each element (128 of fp8); a multiprocessor does 2048 (4096) of them in a cycle. Meanwhile the operands of a
   // later step arrive. Two multiprocessors that are neighbours get what both ask for at about the same time only once. The
   // model assumes that they run blocks of one group or, if a group is one block, tiles that lie side by side, as is mostly so
   // where all tiles run at once.
   const Group group = group_of(tile.sharing, beside);
   const double of_a = tile.sharing == 1 || group.across > 1 ? high / 2 : high, of_b = group.down > 1 ? wide / 2 : wide;
-  const double products = area / 32 * (beside ? tile.beside : tile.below), arrive = (of_a + of_b) * 128 / 105.1;
+  const double products = area / 32 * (beside ? tile.beside : tile.below), arrive = (of_a + of_b) * 128 / model.arrive;
   const double longer = std::sqrt(std::sqrt(fourth(products) + fourth(arrive)));
-  const double step = (longer + 120.4) * (tn ? 1 : 0.984) * (1 - (tile.sharing == 1 ? 0.424 : 0.198) * idle);
-  const double body = waves * (steps * step + 2517) / 1755;
-  const double memory = 2.0 * (double(m) * k + double(n) * k + double(m) * n) / 5.044e6 + 4.34;
-  const double sums = parts == 1 ? 0 : area * (parts == 2 ? 1.671e-4 : 1.905e-4) - 0.4;  // of parts, added up
-  return 4.0 + std::sqrt(std::sqrt(fourth(body) + fourth(memory))) + sums;
+  const double of_idle = tile.sharing == 1 ? model.idle_alone : model.idle_shared;
+  const double step = (longer + model.of_step) * (tn ? 1 : model.nn) * (1 - of_idle * idle);
+  const double body = waves * (steps * step + model.of_tile) / 1755;
+  const double memory = 2.0 * (double(m) * k + double(n) * k + double(m) * n) / model.memory + model.memory_start;
+  const double sums = parts == 1 ? 0 : area * (parts == 2 ? model.sums_of_2 : model.sums_of_4) - 0.4;  // of parts, added up
+  return model.start + std::sqrt(std::sqrt(fourth(body) + fourth(memory))) + sums;
 }
 
 // The choice among these tiles for a product. `at_once` is how many clusters of 1, 2, 4 and 8 blocks run at once on the device.
 template <int kTiles>
-FittedChoice choose_fitted(const FittedTile (&of)[kTiles], int m, int64_t n, int k, bool tn, const std::array<int, 4>& at_once) {
+FittedChoice choose_fitted(const FittedTile (&of)[kTiles], int m, int64_t n, int k, bool tn, const std::array<int, 4>& at_once,
+                           const FittedModel& model = kModelOf16Bits) {
   FittedChoice best;
   for (const FittedTile& tile : of)
     for (const bool beside : {false, true}) {
@@ -112,7 +126,7 @@ FittedChoice choose_fitted(const FittedTile (&of)[kTiles], int m, int64_t n, int
         const int parts = 1 << halvings, found = at_once[std::bit_width(unsigned(tile.sharing << halvings)) - 1];
         const int clusters = parts > 1 ? found : std::max(1, found);
         if (parts > 1 && (tiles > clusters || k < parts * 256)) break;  // all parts of all tiles have to run at once
-        const double us = fitted_us(tile, parts, beside, tiles, clusters, m, n, k, tn);
+        const double us = fitted_us(model, tile, parts, beside, tiles, clusters, m, n, k, tn);
         if (us < best.us) best = {tile, parts, beside, us};
       }
     }
@@ -122,7 +136,7 @@ FittedChoice choose_fitted(const FittedTile (&of)[kTiles], int m, int64_t n, int
 // The same, remembered: a choice takes some microseconds of the host's time, and a model's products come again and again.
 template <int kTiles>
 FittedChoice remembered_choice(const FittedTile (&of)[kTiles], int m, int64_t n, int k, bool tn,
-                               const std::array<int, 4>& at_once) {
+                               const std::array<int, 4>& at_once, const FittedModel& model = kModelOf16Bits) {
   struct Product {
     int m;
     int64_t n;
@@ -138,7 +152,7 @@ FittedChoice remembered_choice(const FittedTile (&of)[kTiles], int m, int64_t n,
   thread_local std::array<std::array<Known, 64>, 2> all;  // of both layouts
   const Product product{m, n, k, at_once};
   Known& known = all[tn][(uint64_t(m) * 31 + uint64_t(n) / 8 * 7 + uint64_t(k) / 8) % 64];
-  if (known.product != product) known = {product, choose_fitted(of, m, n, k, tn, at_once)};
+  if (known.product != product) known = {product, choose_fitted(of, m, n, k, tn, at_once, model)};
   return known.choice;
 }
 

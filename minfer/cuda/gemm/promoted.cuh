@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/gemm/warpgroup_tile.cuh"
+#include "cuda/wgmma_registers.cuh"
 
 namespace minfer {
 
@@ -24,6 +25,58 @@ __device__ void add_products(float (&sums)[kRegisters], const T* a, const T* b) 
     wgmma_finish(part);
 #pragma unroll
     for (int e = 0; e < kPart; ++e) sums[half * kPart + e] += part[0][e];
+  }
+}
+
+// The same for all steps of a fitted tile, whose warpgroup has kWide slabs of 64 columns. start(part, stage, slab) starts the
+// products of one slab in a stage, and release(stage) gives the stage back. With two buffers (kParts), the tensor cores already
+// multiply the next slab while the sums of one are added.
+template <int kParts, int kWide, int kRegisters, int kStages, typename Start, typename Release>
+__device__ void add_up_steps(float (&sums)[kWide][kRegisters], Ring<kStages>& ring, uint64_t* full, int begin, int end,
+                             Start start, Release release) {
+  float parts[kParts][kRegisters];
+#pragma unroll
+  for (int i = 0; i < kWide * kRegisters; ++i) sums[i / kRegisters][i % kRegisters] = 0.0f;
+  const auto wait_stage = [&] { barrier_wait(full + ring.stage, ring.parity); };
+  const auto add = [&](int w, int part) {
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) sums[w][i] += parts[part][i];
+  };
+  // The products of a step, whose first ones run already if there are two buffers. kFirst: the buffer of these.
+  const auto step_of = [&]<int kFirst, bool kLast>() {
+#pragma unroll
+    for (int w = 0; w < kWide; ++w) {
+      const int part = (kFirst + w) % kParts, stage = ring.stage;
+      const bool stage_ends = w + 1 == kWide, is_last = stage_ends && kLast;
+      if (kParts == 1) start(parts[0], stage, w);
+      else if (!stage_ends) start(parts[1 - part], stage, w + 1);
+      if (stage_ends) ring.advance();
+      if (kParts == 2 && stage_ends && !kLast) wait_stage(), start(parts[1 - part], ring.stage, 0);
+      kParts == 1 || is_last ? wgmma_wait_for<0>(parts[part]) : wgmma_wait_for<1>(parts[part]);  //@ part_done
+      if (stage_ends) release(stage);
+      add(w, part);
+    }
+  };
+  if constexpr (kParts == 1) {
+#pragma unroll 1
+    for (int step = begin; step < end; ++step) wait_stage(), step_of.template operator()<0, true>();
+  } else {
+    wait_stage();
+    start(parts[0], ring.stage, 0);
+    constexpr int kOther = kWide % 2;  // the buffer with which every other step begins
+    constexpr int kAtOnce = 1 + kOther;
+    int left = end - begin;
+#pragma unroll 1
+    for (; left > kAtOnce; left -= kAtOnce) {
+      step_of.template operator()<0, false>();
+      if constexpr (kOther == 1) step_of.template operator()<1, false>();
+    }
+    if (kOther == 1 && left == 2) {
+      step_of.template operator()<0, false>();
+      step_of.template operator()<kOther, true>();
+    } else {
+      step_of.template operator()<0, true>();
+    }
   }
 }
 

@@ -199,7 +199,7 @@ op.cuda("v05_fp8_wgmma.cu", archs="sm_90a", params=FAST, requires=VECTORS)
 op.cuda("v06_fp8_one_wave.cu", archs="sm_90a", params=FAST, requires=fits_one_wave)
 op.cuda("v07_stream.cu", params={"format": tuple(INT4), **FLOAT32}, requires=fits_stream)
 PROMOTED_SUMS = FP8 | {"accumulate": ("promoted",)}
-op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=PROMOTED_SUMS, requires=VECTORS, preferred="fp8_large_tiles")
+op.cuda("v08_fp8_promoted.cu", archs="sm_90a", params=PROMOTED_SUMS, requires=VECTORS)
 op.cuda(
     "v09_int4_wgmma.cu", archs="sm_90a", params={"format": tuple(INT4), **FLOAT32}, requires=fits_int4_wgmma,
     preferred="more_than_32_rows",
@@ -213,7 +213,7 @@ op.cuda(
     requires=fits_one_wave,
     preferred="up_to_128_rows",
 )
-op.cuda("v12_fp8_even_tiles.cu", archs="sm_90a", params=PROMOTED_SUMS, requires=VECTORS, preferred="fp8_even_tiles")
+op.cuda("v12_fp8_fitted.cu", archs="sm_90a", params=PROMOTED_SUMS, requires=VECTORS, preferred="rows_of_a_prompt")
 op.cpp("cpu_naive.cpp", params=FP32_SUMS, requires=whole)
 
 
