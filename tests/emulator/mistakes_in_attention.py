@@ -146,6 +146,23 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "values of the ring behind the last one as they are": ("prefill_attention-v08_compact", {"clear_last": ""}, WRONG),
     "out at the base before, one ring": ("prefill_attention-v08_compact", {"rescale": IF_FALSE}, WRONG),
+    "rows of q copied over rows of out that TMA stores": (
+        "prefill_attention-v13_wide_heads",
+        {"out_read": ""},
+        "changes while TMA stores it",
+    ),
+    "a piece multiplied before it has arrived": (
+        "prefill_attention-v13_wide_heads",
+        {"piece_arrived": ""},
+        "changed while wgmma read it",
+    ),
+    "a piece given back while a product reads it": (
+        "prefill_attention-v13_wide_heads",
+        {"piece_done": ("wgmma_wait<kInFlight>()", "wgmma_wait<kInFlight + 1>()")},
+        "changed while wgmma read it",
+    ),
+    "values of pieces behind the last one as they are": ("prefill_attention-v13_wide_heads", {"clear_tail": ""}, WRONG),
+    "out at the base before, wide heads": ("prefill_attention-v13_wide_heads", {"sums_rescaled": IF_FALSE}, WRONG),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),
     "exponentials replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
     "parts added without regard to their bases": (

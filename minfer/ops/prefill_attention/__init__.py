@@ -362,6 +362,7 @@ op.cuda(
 )
 op.cuda("v11_paged_short.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128), preferred="short_chunks")
 op.cuda("v12_fp8.cu", params=FP8)
+op.cuda("v13_wide_heads.cu", params=WHOLE, archs="sm_90a", requires=heads_of(192, 256))
 op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp", params=WHOLE)
 op.cpp("cpu_naive.cpp", name="cpu_naive_paged", params=PAGED)

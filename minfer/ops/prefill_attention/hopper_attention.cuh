@@ -126,6 +126,9 @@ struct Tiles {
     barrier_init_fence();
   }
 
+  // Where a warp has 64 columns of its rows of out.
+  __device__ T* out_box(int warp, int slab) const { return out + (warp * kOutSlabs + slab % kOutSlabs) * kOutSlab; }
+
   template <int kRowsOfBox, int kCount = kSlabs>
   __device__ static void load(T* tile, const HeadsMap& map, uint64_t* full, int head, int token, int batch) {
     barrier_expect(full, kRowsOfBox * kCount * 64 * sizeof(T));
@@ -307,7 +310,7 @@ struct Rows64 {
                               int lane) const {
 #pragma unroll
     for (int slab = 0; slab < Tile::kSlabsV; ++slab) {
-      T* box = tiles.out + (warp * Tile::kOutSlabs + slab % Tile::kOutSlabs) * Tile::kOutSlab;
+      T* box = tiles.out_box(warp, slab);
       if (lane == 0) tma_store_wait<Tile::kOutSlabs - 1>();  //@ slab_stored
       __syncwarp();
 #pragma unroll
@@ -347,19 +350,20 @@ struct Rows64 {
   }
 };
 
+// For boxes of `block_n` keys and, unless `block_v` is given, as many values.
 template <typename P>
-AttentionMaps make_maps(const P& p, int block_n) {
+AttentionMaps make_maps(const P& p, int block_n, int block_q = kBlockM, int block_v = 0) {
   require_vectors(p);
   AttentionMaps maps;
-  const int batch = p.packed ? 1 : p.batch;
+  const int batch = p.packed ? 1 : p.batch, box_v = block_v > 0 ? block_v : block_n;
   const auto make = [&](HeadsMap& map, const auto& of, int dim, int blocks, int tokens, int heads, int box) {
     return make_heads_map(map, of.begin, blocks, tokens, heads, dim, of.of_outer, of.of_inner, of.of_head, box);
   };
   // Without any keys there is no tensor map, and no block uses one.
-  STD_TORCH_CHECK(make(maps.q, p.q, p.dim, batch, p.seq_q, p.heads, kBlockM) &&
+  STD_TORCH_CHECK(make(maps.q, p.q, p.dim, batch, p.seq_q, p.heads, block_q) &&
                       make(maps.out, p.out, p.v_dim, batch, p.seq_q, p.heads, kRowsOfWarp) &&
                       (p.seq_kv == 0 || (make(maps.k, p.k, p.dim, p.blocks(), p.slots(), p.kv_heads, block_n) &&
-                                         make(maps.v, p.v, p.v_dim, p.blocks(), p.slots(), p.kv_heads, block_n))),
+                                         make(maps.v, p.v, p.v_dim, p.blocks(), p.slots(), p.kv_heads, box_v))),
                   "prefill_attention: the driver knows no tensor map for these tensors; it must be one of CUDA 12 or newer, "
                   "and strides under 2^39 elements");
   return maps;

@@ -59,6 +59,8 @@ struct ShortTiles {
     barrier_init_fence();
   }
 
+  __device__ T* out_box(int warp, int slab) const { return out + (warp * kOutSlabs + slab) * kOutSlab; }
+
   // Waits until a stage is empty, and starts the copy of kCount rows into it.
   template <int kCount>
   __device__ static void load(T* tile, const HeadsMap& map, uint64_t* full, uint64_t* empty, uint32_t parity, int head,
