@@ -158,7 +158,7 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "a piece given back while a product reads it": (
         "prefill_attention-v13_wide_heads",
-        {"piece_done": ("wgmma_wait<kInFlight>()", "wgmma_wait<kInFlight + 1>()")},
+        {"piece_done": ("wgmma_wait<1>()", "wgmma_wait<2>()")},
         "changed while wgmma read it",
     ),
     "values of pieces behind the last one as they are": ("prefill_attention-v13_wide_heads", {"clear_tail": ""}, WRONG),

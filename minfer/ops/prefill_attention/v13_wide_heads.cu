@@ -14,11 +14,6 @@
 
 namespace minfer {
 
-// Groups of products that run when the next one is started. 0: each is waited for. 2: heads of 256 lack registers, and ptxas
-// waits for each product.
-constexpr int kInFlight = 1;
-constexpr bool kTurns = true;  // whether warpgroups take turns
-
 template <typename T, int kDim, int kDimV>
 struct WideConsumer {
   using Tile = WideTiles<T, kDim, kDimV>;
@@ -35,12 +30,8 @@ struct WideConsumer {
   __device__ WideConsumer(const Tile& tile, const Attention<T>& p) : tile(tile), p(p), rows(tile, p) {}
 
   // Waits for this warpgroup's turn to start products; ends the turn.
-  __device__ void begin_turn() const {
-    if constexpr (kTurns) named_barrier_sync(kTurnBarrier + rows.warpgroup, 256);
-  }
-  __device__ void end_turn() const {
-    if constexpr (kTurns) named_barrier_arrive(kTurnBarrier + 1 - rows.warpgroup, 256);
-  }
+  __device__ void begin_turn() const { named_barrier_sync(kTurnBarrier + rows.warpgroup, 256); }
+  __device__ void end_turn() const { named_barrier_arrive(kTurnBarrier + 1 - rows.warpgroup, 256); }
 
   // Each warp copies its own rows, once its rows of out are on their way from there.
   __device__ void load_q(const AttentionMaps& maps, const Work& w) const {
@@ -77,7 +68,7 @@ struct WideConsumer {
   template <bool kOut, bool kScores>
   __device__ void multiply(const Exponentials& exponentials, Scores& scores) {
     constexpr int kOfOut = kOut ? Tile::kPiecesOfV : 0, kGroups = kOfOut + (kScores ? Tile::kSlabs : 0);
-    int stages[kGroups];
+    int before = 0;
     begin_turn();
 #pragma unroll
     for (int group = 0; group < kGroups; ++group, ring.advance()) {
@@ -86,16 +77,16 @@ struct WideConsumer {
       if (group < kOfOut) start_out(exponentials, group);
       else start_scores(scores, group - kOfOut);
       wgmma_commit();
-      stages[group] = ring.stage;
-      if (group < kInFlight) continue;
-      wgmma_wait<kInFlight>();  //@ piece_done
-      rows.release(tile.empty + stages[group - kInFlight]);
+      if (group > 0) {
+        wgmma_wait<1>();  //@ piece_done
+        rows.release(tile.empty + before);
+      }
+      before = ring.stage;
     }
     end_turn();
     if constexpr (kOut) wgmma_wait_for<0>(rows.out);
     if constexpr (kScores) wgmma_wait_for<0>(scores);
-#pragma unroll
-    for (int group = kGroups - kInFlight; group < kGroups; ++group) rows.release(tile.empty + stages[group]);
+    rows.release(tile.empty + before);
   }
 
   // Makes the scores of a block exponentials. In a tile's first block out is still zero.
@@ -162,7 +153,6 @@ struct WideConsumer {
         add_tile(w);
       }
       // A warp writes out over its rows of q. All warps have ended the products with q before the last turn began.
-      if constexpr (!kTurns) named_barrier_sync(kTailBarrier + rows.warpgroup, 128);
       rows.store(maps, w);
       __syncwarp();
       rows.release(tile.slots->empty + slot.stage);
