@@ -164,7 +164,25 @@ def short_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 def short_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `attention` takes v03_mma: with heads of 256, or of 192 with values of 192, and up to 64 tokens. 13
     sequences of 60 tokens take 13.7 us, and 19.7 with v05_pingpong, whose tiles have 128 queries."""
-    return longest(shape) <= 64 and shape["head_dim"] > 128 and "v_dim" not in shape
+    return longest(shape) <= 64 and has_wide_heads(shape)
+
+
+def prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` takes v05_pingpong: with the same heads, 65 to 256 tokens, or up to 512 where all tiles of 128
+    queries run at once. 1 x 300 with 32 heads takes 19.3 us, and 22.8 with v13_wide_heads."""
+    tiles = shape["batch"] * shape["heads"] * math.ceil(shape["seq_q"] / 128)
+    most = 512 if tiles <= MULTIPROCESSORS else 256
+    return 64 < longest(shape) <= most and has_wide_heads(shape)
+
+
+def long_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` takes v13_wide_heads: with the same heads, for all longer prompts. 1 x 2349 with 16 heads takes 97.9
+    us, and 130.4 with v05_pingpong."""
+    return longest(shape) > 64 and has_wide_heads(shape) and not prompts_of_wide_heads(shape, params)
+
+
+def has_wide_heads(shape: Mapping[str, int]) -> bool:
+    return shape["head_dim"] > 128 and "v_dim" not in shape
 
 
 def very_short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

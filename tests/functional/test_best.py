@@ -106,7 +106,7 @@ def test_a_kernel_with_a_model_of_its_own_is_preferred_where_nothing_was_measure
 SHORT_HEADS, WIDE_HEADS = (32, 8, 128), (8, 4, 256)
 INT4 = {"format": "int4_g128", "accumulate": "float32"}
 PROMPTS = {"layout": "padded", "lengths": "full", "lse": "no"}
-BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v05_pingpong", "v04_fp8_mma"}
+BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v04_fp8_mma"}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,10 @@ BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v0
         ("prefill_attention", PROMPTS, {(1, 985, 985, 16, 8, 128): "v07_short", (1, 300, 300, 16, 16, 64): "v07_short"}),
         ("prefill_attention", PROMPTS, {(1, 1985, 1985, 16, 8, 128): "v06_no_maximum"}),
         ("prefill_attention", PROMPTS, {(13, 4, 60, *WIDE_HEADS): "v03_mma", (13, 65, 65, *WIDE_HEADS): "v05_pingpong"}),
+        ("prefill_attention", PROMPTS, {(1, 512, 512, *WIDE_HEADS): "v05_pingpong", (1, 512, 512, 8, 8, 192): "v05_pingpong"}),
+        ("prefill_attention", PROMPTS, {(13, 256, 256, *WIDE_HEADS): "v05_pingpong"}),
+        ("prefill_attention", PROMPTS, {(13, 257, 257, *WIDE_HEADS): "v13_wide_heads"}),
+        ("prefill_attention", PROMPTS, {(1, 513, 513, 8, 8, 192): "v13_wide_heads"}),
         ("prefill_attention", PROMPTS, {(13, 60, 60, 8, 8, 192): "v03_mma", (13, 60, 60, 8, 8, 192, 128): "v06_no_maximum"}),
         ("prefill_attention", PROMPTS | {"layout": "packed"}, {(90, 50, 50, *SHORT_HEADS): "v08_compact"}),
     ],

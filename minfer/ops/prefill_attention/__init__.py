@@ -341,7 +341,7 @@ op.cuda("v01_naive.cu", params=WHOLE)
 op.cuda("v02_flash.cu", params=WHOLE, requires=heads_of(64, 96, 128, 256, latent=True))
 op.cuda("v03_mma.cu", params=WHOLE, preferred="short_prompts_of_wide_heads")
 op.cuda("v04_wgmma.cu", params=WHOLE, archs="sm_90a")
-op.cuda("v05_pingpong.cu", params=WHOLE, archs="sm_90a")
+op.cuda("v05_pingpong.cu", params=WHOLE, archs="sm_90a", preferred="prompts_of_wide_heads")
 op.cuda("v06_no_maximum.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 96, 128, latent=True))
 op.cuda("v07_short.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 128), preferred="short_prompts")
 op.cuda(
@@ -362,7 +362,13 @@ op.cuda(
 )
 op.cuda("v11_paged_short.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128), preferred="short_chunks")
 op.cuda("v12_fp8.cu", params=FP8)
-op.cuda("v13_wide_heads.cu", params=WHOLE, archs="sm_90a", requires=heads_of(192, 256))
+op.cuda(
+    "v13_wide_heads.cu",
+    params=WHOLE,
+    archs="sm_90a",
+    requires=heads_of(192, 256),
+    preferred="long_prompts_of_wide_heads",
+)
 op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp", params=WHOLE)
 op.cpp("cpu_naive.cpp", name="cpu_naive_paged", params=PAGED)
