@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from minfer.functional.product_times import MULTIPROCESSORS, explained, fastest
+from minfer.functional.product_times import explained, fastest
 from minfer.ops.quantised import INT4
 
+MULTIPROCESSORS = 132  # of an H100 or H200
 SHORT = 512  # the models were fitted to products whose n and k are at least this
 OF_PRODUCTS = {"pingpong", "small", "stream_k", "gemv", "skinny", "one_wave", "fitted", "any_columns", "row_pairs"}
 # `matmul` takes v22_any_size for products with fewer multiply-adds than these. WORDS: v22 can copy words of 4 bytes.

@@ -11,7 +11,6 @@ from minfer.build import host
 from minfer.build.errors import BuildError
 from minfer.ops import Kernel
 
-MULTIPROCESSORS = 132  # of an H100 or H200
 SOURCE = Kernel("hgemm", "product_times", "cpp", Path(__file__).with_name("product_times.cpp"))
 DEFAULT = "v18_fitted"
 SIZE = 512  # of the text of all times, in bytes
