@@ -123,6 +123,20 @@ def up_to_128_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     return 0 < shape["m"] <= 128 and min(shape["n"], shape["k"]) >= SHORT
 
 
+def fp8_slices(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `quant_gemm` takes v11_fp8_promoted_slices for a product with fp8: up to 128 rows. But v12_fp8_fitted takes more
+    than 64 rows where v11's slices of W need two waves; and where n is small and k long, because it divides k. 100 x 25600 x
+    5120 takes 57.0 us with v11, and 42.0 with v12."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    is_of_v12 = m > 64 and (n > 192 * MULTIPROCESSORS or (n <= 5120 and k >= 8192))
+    return up_to_128_rows(shape, params) and not is_of_v12
+
+
+def fp8_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `quant_gemm` takes v12_fp8_fitted for a product with fp8: from 129 rows on, and where `fp8_slices` says so."""
+    return shape["m"] > 0 and min(shape["n"], shape["k"]) >= SHORT and not fp8_slices(shape, params)
+
+
 def gelu_under_products(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `gemm_bias_gelu` takes v03_pingpong: from 2048 rows and columns on, where k is at most 2560 (and at least 512).
     GELU then takes much of the time, and runs under the products of the other warpgroup: 3997 x 10944 x 2048 takes 267 us, and

@@ -105,6 +105,7 @@ def test_a_kernel_with_a_model_of_its_own_is_preferred_where_nothing_was_measure
 
 SHORT_HEADS, WIDE_HEADS = (32, 8, 128), (8, 4, 256)
 INT4 = {"format": "int4_g128", "accumulate": "float32"}
+PROMOTED = {"format": "fp8_fp8", "accumulate": "promoted"}
 PROMPTS = {"layout": "padded", "lengths": "full", "lse": "no"}
 BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v04_fp8_mma"}
 
@@ -117,6 +118,9 @@ BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v0
         ("quant_gemm", INT4, {(12, 25600, 4096): "v07_stream", (33, 25600, 4096): "v09_int4_wgmma"}),
         ("quant_gemm", INT4 | {"format": "int4_g64"}, {(1, 2560, 9728): "v02_gemv", (13, 128256, 3072): "v03_mma"}),
         ("quant_gemm", INT4 | {"format": "fp8_fp8"}, {(20, 4096, 4096): "v04_fp8_mma"}),
+        ("quant_gemm", PROMOTED, {(64, 32000, 4096): "v11_fp8_promoted_slices", (65, 25344, 4096): "v11_fp8_promoted_slices"}),
+        ("quant_gemm", PROMOTED, {(65, 25352, 4096): "v12_fp8_fitted", (100, 5128, 9728): "v11_fp8_promoted_slices"}),
+        ("quant_gemm", PROMOTED, {(100, 2560, 9728): "v12_fp8_fitted", (129, 2560, 4096): "v12_fp8_fitted"}),
         ("gemm_bias_gelu", {"layout": "TN"}, {(3997, 10944, 2048): "v03_pingpong", (2048, 2048, 2560): "v03_pingpong"}),
         ("gemm_bias_gelu", {"layout": "TN"}, {(2047, 10944, 2048): "v05_fitted", (3997, 10944, 2568): "v05_fitted"}),
         ("layernorm", {}, {(398, 7168): "v03_any_width", (1144, 2560): "v03_any_width", (9000, 4096): "triton_rows"}),

@@ -211,9 +211,9 @@ op.cuda(
     archs="sm_90a",
     params=PROMOTED_SUMS,
     requires=fits_one_wave,
-    preferred="up_to_128_rows",
+    preferred="fp8_slices",
 )
-op.cuda("v12_fp8_fitted.cu", archs="sm_90a", params=PROMOTED_SUMS, requires=VECTORS, preferred="rows_of_a_prompt")
+op.cuda("v12_fp8_fitted.cu", archs="sm_90a", params=PROMOTED_SUMS, requires=VECTORS, preferred="fp8_tiles")
 op.cpp("cpu_naive.cpp", params=FP32_SUMS, requires=whole)
 
 
