@@ -10,6 +10,8 @@
 // v06's order of tiles, and its loop without masks.
 // Expected: 2048 cycles of products in a turn, and a softmax of 1000 in the other warpgroup. So tensor cores wait at the ends
 // of tiles only, about 2500 cycles of the 133000 that a tile takes at 1 x 8192, causal: 700 TFLOP/s.
+// Measured (H200, bfloat16, padded, full, no, batch=1, seq_q=8192, seq_kv=8192, heads=16, kv_heads=16, head_dim=256): 786.0
+//   TFLOP/s cold; 124.5 % of torch.
 #include "wide_tiles.cuh"
 
 namespace minfer {
