@@ -2,8 +2,8 @@
 `benchmarks/results/tiles-nvidia-h200.parquet`, from `tile_times.py`: at 889 products, which were drawn from the layers of
 24 models, in bfloat16, TN and NN. 85 kinds of tiles were timed at 274 products of any size, and 58 kinds, most of 64
 columns, at 615 products that have at most 220 tiles of 160 x 64. The constants of the model
-(minfer/cuda/gemm/fitted_choice.h) were fitted to other products. `tiles-fp8-nvidia-h200.parquet` has the same of
-v12_fp8_fitted's tiles, from `tile_times.py --fp8`.
+(minfer/cuda/gemm/fitted_choice.h) were fitted to other products. `tiles-fp8-nvidia-h200.parquet` has the times
+of v12_fp8_fitted's 26 tiles at 465 products with fp8, from `tile_times.py --fp8`.
 
     uv run python benchmarks/choice.py                                                  # needs no GPU
     uv run --with nvidia-matmul-heuristics==0.1.0.27 python benchmarks/choice.py        # NVIDIA's model beside it

@@ -130,7 +130,7 @@ def blocks_of(product: Product, tile: Tile) -> tuple[int, int]:
 
 
 def expected_us(product: Product, tile: Tile) -> float:
-    """A rough time, to leave out tiles that are slow. k counts pairs of bytes."""
+    """A rough time, to leave out tiles that are slow. For fp8, k is half of the product's."""
     groups, size = blocks_of(product, tile)
     step = ((tile.rows * tile.cols / 32) ** 4 + ((tile.rows + tile.cols) * 128 / 90) ** 4) ** 0.25 + 47
     body = math.ceil(groups / AT_ONCE[size]) * (math.ceil(product.k / 64 / tile.parts) * step + 1000) / 1755
@@ -139,7 +139,7 @@ def expected_us(product: Product, tile: Tile) -> float:
 
 
 def tiles_for(product: Product, sizes: Iterable[Size]) -> list[Tile]:
-    """The tiles, and divisions of k, that are timed. k counts pairs of bytes."""
+    """The tiles, and divisions of k, that are timed. For fp8, k is half of the product's."""
     found = {}
     for rows_, cols, sharing in sizes:
         if rows_ > 64 and rows_ >= 2 * product.m:

@@ -124,16 +124,17 @@ def up_to_128_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 
 def fp8_slices(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `quant_gemm` takes v11_fp8_promoted_slices for a product with fp8: up to 128 rows. But v12_fp8_fitted takes more
-    than 64 rows where v11's slices of W need two waves; and where n is small and k long, because it divides k. 100 x 25600 x
-    5120 takes 57.0 us with v11, and 42.0 with v12."""
+    """Whether `quant_gemm` takes v11_fp8_promoted_slices for a product with fp8: up to 128 rows. Above 64 rows it takes
+    v12_fp8_fitted in two cases: if n is over 25,344 (132 slices of 192), so that v11 needs two waves; or if n is at most 5120
+    and k at least 8192, because v12 divides k among blocks. 100 x 25600 x 5120 takes 57.0 us with v11, and 42.0 with v12."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     is_of_v12 = m > 64 and (n > 192 * MULTIPROCESSORS or (n <= 5120 and k >= 8192))
     return up_to_128_rows(shape, params) and not is_of_v12
 
 
 def fp8_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `quant_gemm` takes v12_fp8_fitted for a product with fp8: from 129 rows on, and where `fp8_slices` says so."""
+    """Whether `quant_gemm` takes v12_fp8_fitted for a product with fp8: where `fp8_slices` does not take v11. That is from 129
+    rows on, and for some products with 65 to 128."""
     return shape["m"] > 0 and min(shape["n"], shape["k"]) >= SHORT and not fp8_slices(shape, params)
 
 
@@ -183,7 +184,7 @@ def short_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, s
 
 
 def prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v05_pingpong: with the same heads, 65 to 256 tokens, or up to 512 where all tiles of 128
+    """Whether `attention` takes v05_pingpong: with such heads, 65 to 256 tokens, or up to 512 where all tiles of 128
     queries run at once. 1 x 300 with 32 heads takes 19.3 us, and 22.8 with v13_wide_heads."""
     tiles = shape["batch"] * shape["heads"] * math.ceil(shape["seq_q"] / 128)
     most = 512 if tiles <= MULTIPROCESSORS else 256
@@ -191,12 +192,13 @@ def prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -
 
 
 def long_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v13_wide_heads: with the same heads, for all longer prompts. 1 x 2349 with 16 heads takes 97.9
+    """Whether `attention` takes v13_wide_heads: with such heads, for all longer prompts. 1 x 2349 with 16 heads takes 97.9
     us, and 130.4 with v05_pingpong."""
     return longest(shape) > 64 and has_wide_heads(shape) and not prompts_of_wide_heads(shape, params)
 
 
 def has_wide_heads(shape: Mapping[str, int]) -> bool:
+    """Whether heads have 256 columns, or 192 of keys and of values."""
     return shape["head_dim"] > 128 and "v_dim" not in shape
 
 

@@ -1,10 +1,11 @@
-// Which kernel takes the least time on an H100 or H200, by models of their times: hgemm's.
+// Which of hgemm's kernels takes the least time on an H100 or H200, by models of their times.
 //
 // Most models have one form: a constant, plus the time of the waves of tiles or that of the bytes, whichever is longer; if
 // these are about equal, somewhat more than either. Those of v20_any_columns and v21_row_pairs differ. Times are in
 // microseconds. v18_fitted chooses its tiles by its model, too. On an H200 the models for up to 64 rows were fitted to half of
 // 4,000 cold timings of random products with up to 32 rows; of the others that of v17_one_wave to 984 and that of v21_row_pairs
-// to 1,037. That of v14_stream_k was fitted to half of 1,059 ratios of its time to v18_fitted's. benchmarks/kernel_times.py has these times, and says how good the choice is.
+// to 1,037. That of v14_stream_k was fitted to half of 1,059 ratios of its time to v18_fitted's. benchmarks/kernel_times.py has
+// these times, and says how good the choice is.
 #include <cstdio>
 #include <iterator>
 #include <utility>

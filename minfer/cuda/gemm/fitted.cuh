@@ -16,9 +16,9 @@ namespace minfer {
 constexpr int kTwice = 2048;  // rows of the product in a group of tiles (`grouped`)
 
 // The rows of A, or the columns of B, of a tile that are inside of the matrix, rounded up to a multiple of 8. Only they are
-// copied, because TMA takes longer for a row outside of the matrix than for one inside. (In slabs, B is copied in whole slabs of
-// 64 columns.) They are copied in `pieces` pieces, each of a multiple of 8 rows, so neighbouring pieces may overlap. Both copies
-// then write the same numbers.
+// copied, because TMA takes longer for a row outside of the matrix than for one inside. (In slabs, B is copied in whole slabs
+// of 64 columns.) They are copied in `pieces` pieces, each of a multiple of 8 rows, so neighbouring pieces may overlap. Both
+// copies then write the same numbers.
 struct Inside {
   int size, pieces, piece;
 
@@ -31,12 +31,12 @@ struct Inside {
 };
 
 // Tiles of kM rows and kN columns of the product. One warpgroup multiplies tiles of 64 columns, three those of 192 columns and
-// up to 192 rows (with more, threads would have too few registers), and two all others. They divide the columns if each gets a
-// multiple of 64, else the rows: a warpgroup has kWide times 64 columns, and kHigh rows. A group is the kSharing blocks that
-// share operands. Two of them lie side by side or one below the other, four side by side or two by two. With kTwo the product
-// has two Bs, and kN counts the columns of both: each 64 columns of the first B are followed by the same columns of the
-// second, and the sums of both become one column of the product. With kAnywhere, rows of the product need not start at
-// multiples of 16 bytes (fitted_anywhere.cuh); the tiles of a group are then side by side.
+// up to 192 rows (128 with promoted sums; with more, threads would have too few registers), and two all others. They divide the
+// columns if each gets a multiple of 64, else the rows: a warpgroup has kWide times 64 columns, and kHigh rows. A group is the
+// kSharing blocks that share operands. Two of them lie side by side or one below the other, four side by side or two by two.
+// With kTwo the product has two Bs, and kN counts the columns of both: each 64 columns of the first B are followed by the same
+// columns of the second, and the sums of both become one column of the product. With kAnywhere, rows of the product need not
+// start at multiples of 16 bytes (fitted_anywhere.cuh); the tiles of a group are then side by side.
 template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kTwo_ = false, int kSharing_ = 2,
           typename Out_ = T_>
 struct Fitted {
@@ -56,8 +56,8 @@ struct Fitted {
   static constexpr int kWide = kN / 64 / (kSplitsColumns ? kConsumers : 1), kHigh = kM / (kSplitsColumns ? 1 : kConsumers);
   static_assert(kN % 64 == 0 && kHigh % 8 == 0 && kHigh >= kBoxRows && kM <= 256 && kN <= 256);
 
-  // A stage in shared memory has 64 values of k, of the columns of B and of the rows of A, in the 128-byte swizzle. B is stored
-  // as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
+  // A stage in shared memory has 64 values of k, or 128 of fp8, of the columns of B and of the rows of A, in the 128-byte
+  // swizzle. B is stored as [n][k] in TN, and in NN as slabs of 64 columns, [k][64] each. A is stored as [m][k].
   static constexpr int kB = kN * kBlockK, kElements = kB + kM * kBlockK, kStageBytes = kElements * sizeof(T);
   // A thread stores kAtOnce sums at once, which lie in the rows of a box. If kHigh is no multiple of these, the last two boxes
   // have rows in common.
@@ -73,17 +73,19 @@ struct Fitted {
   static constexpr int kStages = std::min(kN == 64 ? 12 : 8, (kMost - kBoxBytes) / kPerStage);
   static constexpr int kFit = (kMost - kStages * kPerStage) / kBoxBytes;
   static constexpr int kBatch = kAnywhere ? 1 : std::min(kFit, kLone ? kDown : (kDown + 1) / 2);  // boxes
-  static constexpr int kOut = kConsumers * kBuffers * kBatch * kBox, kBytes = kStages * kPerStage + kOut * sizeof(Out) + kScaleBytes;
+  static constexpr int kOut = kConsumers * kBuffers * kBatch * kBox;
+  static constexpr int kBytes = kStages * kPerStage + kOut * sizeof(Out) + kScaleBytes;
   static_assert(!kAnywhere || kBuffers == 2);
-  // With promoted sums, how many buffers for the tensor cores' sums of a step fit in registers beside the sums: 1 or 2.
-  static constexpr int kRegisters = kConsumers == 1 ? 216 : kConsumers == 2 ? 200 : 120;
-  static constexpr int kPartsOfSums = kN < 256 && kHigh / 2 * (kWide + 2) <= kRegisters ? 2 : 1;
+  // With promoted sums: the registers that a thread has for its fp32 sums and the tensor cores' buffers, and how many buffers
+  // fit. A buffer has the sums of 64 columns. (In tiles of 256 columns two would fit, and be slower.)
+  static constexpr int kForSums = kConsumers == 1 ? 216 : kConsumers == 2 ? 200 : 120;
+  static constexpr int kSumBuffers = kN < 256 && kHigh / 2 * (kWide + 2) <= kForSums ? 2 : 1;
   static constexpr bool kSplits = kM * kN * sizeof(float) <= kStages * kStageBytes;  // partial sums fit the stages' memory
 
-  // These start the copies of one piece of B or of A. An operand has as many pieces as blocks share it, and each of these blocks
-  // copies one to all of them. `load(box, x, y, second)` calls one of TMA's functions, and supplies the other arguments. second:
-  // whether from the second B. In slabs of 64 columns, a piece of B has all columns and a part of the 64 values of k; with two
-  // Bs in TN, it has some of the slabs.
+  // These start the copies of one piece of B or of A. An operand has as many pieces as blocks share it, and each of these
+  // blocks copies one to all of them. `load(box, x, y, second)` calls one of TMA's functions, and supplies the other arguments.
+  // second: whether from the second B. In slabs of 64 columns, a piece of B has all columns and a part of the 64 values of k;
+  // with two Bs in TN, it has some of the slabs.
   static constexpr bool kSlabs = !kTN || kTwo;
   template <int kPieces, typename Load>
   __device__ static void load_b(T* stage, int col, int k, Inside cols, int piece, Load load) {
@@ -223,8 +225,8 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
     auto* scales = reinterpret_cast<typename Of::Scales*>(empty + Of::kStages) + warpgroup;  // with promoted sums
     int batches = 0;
 
-    // The warps of a warpgroup together write a box, rows of 128 bytes in the 128-byte swizzle. `down` is the first
-    // one's number among those of the warpgroup.
+    // The warps of a warpgroup together write a box, rows of 128 bytes in the 128-byte swizzle. `down` is the
+    // box's first row, counted from the warpgroup's first row.
     const auto write = [&](Out* box, const float(&x)[Of::kAtOnce], const Finish& finish, int down) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -234,7 +236,8 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
           const float* two = x + half * 8 + 2 * i;
           float first = finish(two[0], i % 2), second = finish(two[1], i % 2);  //@ finish
           if constexpr (Of::kPromoted) {
-            const float2 of_rows = *reinterpret_cast<const float2*>(scales->of_row + down + half * 16 + i / 2 * 8 + lane % 4 * 2);
+            const int of_first = down + half * 16 + i / 2 * 8 + lane % 4 * 2;
+            const float2 of_rows = *reinterpret_cast<const float2*>(scales->of_row + of_first);
             first *= of_rows.x, second *= of_rows.y;  //@ scales_of_rows
           }
           const Pair<Out> pair{Out(first), Out(second)};
@@ -302,7 +305,7 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
           wgmma_commit();
         };
         scales->fetch(g, row + row_of_group, col + col_of_group);
-        add_up_steps<Of::kPartsOfSums>(sums, ring, full, begin, end, start, release);
+        add_up_steps<Of::kSumBuffers>(sums, ring, full, begin, end, start, release);
         cp_async_wait<0>();
         named_barrier_sync(2 + warpgroup, 128);  //@ scales_there
       } else {
@@ -324,7 +327,8 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
       if (parts > 1) return;
 #pragma unroll
       for (int w = 0; w < kWideOut; ++w) {
-        if (Of::kPromoted && col + col_of_group + w * 64 >= g.n) continue;  // the next tile's scales may be on their way
+        // Nothing is stored then, so no barrier follows, and other warps may copy the next tile's scales over these.
+        if (Of::kPromoted && col + col_of_group + w * 64 >= g.n) continue;
         const Finish finish = finish_of(w, col);
         if constexpr (Of::kTwo)
 #pragma unroll
@@ -403,8 +407,8 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
   cluster_sync_relaxed();  // no block ends while another arrives at its barriers, or reads its sums
 }
 
-// Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. A cluster has one group for
-// each part. With kAnywhere, `beside` must be true. A problem with a second B has it in `w2`.
+// Launches tiles of kM x kN. k may be divided into 2 or 4 parts, but not into more than it has steps. A cluster has one group
+// for each part. With kAnywhere, `beside` must be true. A problem with a second B has it in `w2`.
 template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename Finish = AsItIs, int kSharing = 2,
           typename Problem>
 void launch_fitted(const Problem& g, int parts, bool beside) {

@@ -73,15 +73,17 @@ struct FittedChoice {
   }
 };
 
-// The constants of `fitted_us` that tiles have in common. Cycles: `of_step`, `of_tile` (all besides its steps). Microseconds:
-// `memory_start`, `start`, `sums_of_2` and `sums_of_4` (of an element, with k in 2 or 4 parts). `arrive` is in bytes a cycle, and
-// `memory` in bytes a microsecond. `nn`: a step's time in NN, relative to TN.
+// The constants of `fitted_us` for all tiles. Cycles: `of_step` is added to each step, and `of_tile` to each tile.
+// Microseconds: `start` of a launch, `memory_start`, and `sums_of_2` and `sums_of_4`, to add up an element of 2 or 4 parts of
+// k. `arrive` is in bytes a cycle, `memory` in bytes a microsecond. `nn`: a step's time in NN, relative to TN. `idle_alone` and
+// `idle_shared`: by which share a step is shorter if nearly all multiprocessors are idle, in blocks that share no operands, and
+// in those that do.
 struct FittedModel {
   double arrive, of_step, nn, idle_alone, idle_shared, of_tile, memory, memory_start, start, sums_of_2, sums_of_4;
 };
 
-// Of operands of 16 bits. Fitted to 64,200 cold timings of 1,213 random products of 24 models, with 33 to 4096 rows, on an H200,
-// in bfloat16 and both layouts.
+// Of operands of 16 bits. Fitted to 64,200 cold timings of 1,213 random products of 24 models, with 33 to 4096 rows, on an
+// H200, in bfloat16 and both layouts.
 constexpr FittedModel kModelOf16Bits{.arrive = 105.1, .of_step = 120.4, .nn = 0.984, .idle_alone = 0.424, .idle_shared = 0.198,
                                      .of_tile = 2517, .memory = 5.044e6, .memory_start = 4.34, .start = 4.0,
                                      .sums_of_2 = 1.671e-4, .sums_of_4 = 1.905e-4};
@@ -90,12 +92,14 @@ inline double square(double x) { return x * x; }
 inline double cube(double x) { return x * x * x; }
 inline double fourth(double x) { return square(square(x)); }
 
-// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. k counts pairs of bytes.
+// The time in microseconds, if `clusters` run at once; the tiles of a group count as one in `tiles`. k counts elements of
+// 16 bits; for fp8 it is half of the product's k.
 inline double fitted_us(const FittedModel& model, const FittedTile& tile, int parts, bool beside, int64_t tiles, int clusters,
                         int m, int64_t n, int k, bool tn) {
   const int64_t waves = (tiles + clusters - 1) / clusters, steps = ((k + 63) / 64 + parts - 1) / parts;
   const double high = tile.rows, wide = tile.cols, area = high * wide, idle = 1 - std::min(1.0, double(tiles) / clusters);
-  // A step has 64 multiply-adds for each element (128 of fp8); a multiprocessor does 2048 (4096) of them in a cycle. Meanwhile the operands of a
+  // A step has 64 multiply-adds for each element; a multiprocessor does 2048 of them in a cycle. With fp8, both are twice as
+  // many. Meanwhile the operands of a
   // later step arrive. Two multiprocessors that are neighbours get what both ask for at about the same time only once. The
   // model assumes that they run blocks of one group or, if a group is one block, tiles that lie side by side, as is mostly so
   // where all tiles run at once.

@@ -28,42 +28,43 @@ __device__ void add_products(float (&sums)[kRegisters], const T* a, const T* b) 
   }
 }
 
-// The same for all steps of a fitted tile, whose warpgroup has kWide slabs of 64 columns. start(part, stage, slab) starts the
-// products of one slab in a stage, and release(stage) gives the stage back. With two buffers (kParts), the tensor cores already
-// multiply the next slab while the sums of one are added.
-template <int kParts, int kWide, int kRegisters, int kStages, typename Start, typename Release>
+// Adds the products of all steps of a fitted tile to `sums`, one slab of 64 columns after the other, of which a warpgroup has
+// kWide. start(buffer, stage, slab) starts the products of a slab in a stage, and release(stage) gives the stage back. With two
+// buffers the tensor cores fill one while threads add the other.
+template <int kBuffers, int kWide, int kRegisters, int kStages, typename Start, typename Release>
 __device__ void add_up_steps(float (&sums)[kWide][kRegisters], Ring<kStages>& ring, uint64_t* full, int begin, int end,
                              Start start, Release release) {
-  float parts[kParts][kRegisters];
+  float buffers[kBuffers][kRegisters];
 #pragma unroll
   for (int i = 0; i < kWide * kRegisters; ++i) sums[i / kRegisters][i % kRegisters] = 0.0f;
   const auto wait_stage = [&] { barrier_wait(full + ring.stage, ring.parity); };
-  const auto add = [&](int w, int part) {
+  const auto add = [&](int w, int buffer) {
 #pragma unroll
-    for (int i = 0; i < kRegisters; ++i) sums[w][i] += parts[part][i];
+    for (int i = 0; i < kRegisters; ++i) sums[w][i] += buffers[buffer][i];
   };
-  // The products of a step, whose first ones run already if there are two buffers. kFirst: the buffer of these.
+  // One step. With two buffers, its first slab is being multiplied already, into buffer kFirst. kLast: start nothing of a next
+  // step; with one buffer this is always so.
   const auto step_of = [&]<int kFirst, bool kLast>() {
 #pragma unroll
     for (int w = 0; w < kWide; ++w) {
-      const int part = (kFirst + w) % kParts, stage = ring.stage;
+      const int buffer = (kFirst + w) % kBuffers, stage = ring.stage;
       const bool stage_ends = w + 1 == kWide, is_last = stage_ends && kLast;
-      if (kParts == 1) start(parts[0], stage, w);
-      else if (!stage_ends) start(parts[1 - part], stage, w + 1);
+      if (kBuffers == 1) start(buffers[0], stage, w);
+      else if (!stage_ends) start(buffers[1 - buffer], stage, w + 1);
       if (stage_ends) ring.advance();
-      if (kParts == 2 && stage_ends && !kLast) wait_stage(), start(parts[1 - part], ring.stage, 0);
-      kParts == 1 || is_last ? wgmma_wait_for<0>(parts[part]) : wgmma_wait_for<1>(parts[part]);  //@ part_done
+      if (kBuffers == 2 && stage_ends && !kLast) wait_stage(), start(buffers[1 - buffer], ring.stage, 0);
+      kBuffers == 1 || is_last ? wgmma_wait_for<0>(buffers[buffer]) : wgmma_wait_for<1>(buffers[buffer]);  //@ part_done
       if (stage_ends) release(stage);
-      add(w, part);
+      add(w, buffer);
     }
   };
-  if constexpr (kParts == 1) {
+  if constexpr (kBuffers == 1) {
 #pragma unroll 1
     for (int step = begin; step < end; ++step) wait_stage(), step_of.template operator()<0, true>();
   } else {
     wait_stage();
-    start(parts[0], ring.stage, 0);
-    constexpr int kOther = kWide % 2;  // the buffer with which every other step begins
+    start(buffers[0], ring.stage, 0);
+    constexpr int kOther = kWide % 2;  // 1: every other step begins with buffer 1
     constexpr int kAtOnce = 1 + kOther;
     int left = end - begin;
 #pragma unroll 1

@@ -13,7 +13,8 @@ struct TileScales {
   float of_column[kColumns];
 
   // Starts to copy the scales from `row` and `col` on, with 0 for those beyond the product. All threads of the warpgroup call
-  // it. Each waits for its own copies (cp_async_wait), and a barrier follows before any reads them.
+  // it. Each waits for its own copies (cp_async_wait), and a barrier follows before any reads them. of_column follows of_row in
+  // memory, so one index serves both.
   template <typename Problem>
   __device__ void fetch(const Problem& g, int row, int col) {
     for (int i = threadIdx.x % 128; i < kRows + kColumns; i += 128) {
@@ -25,7 +26,7 @@ struct TileScales {
   }
 };
 
-// The finish of a fitted tile's columns: two of a thread, eight apart.
+// A Finish of fitted.cuh: multiplies a thread's sums by the scales of its two columns, which are eight apart.
 struct ScaleOfColumns {
   float scales[2];
 

@@ -126,7 +126,7 @@ struct Tiles {
     barrier_init_fence();
   }
 
-  // Where a warp has 64 columns of its rows of out.
+  // The box in shared memory where a warp puts 64 columns, slab number `slab`, of its rows of out.
   __device__ T* out_box(int warp, int slab) const { return out + (warp * kOutSlabs + slab % kOutSlabs) * kOutSlab; }
 
   template <int kRowsOfBox, int kCount = kSlabs>
@@ -350,7 +350,7 @@ struct Rows64 {
   }
 };
 
-// For boxes of `block_n` keys and, unless `block_v` is given, as many values.
+// For boxes of block_q queries, block_n keys and block_v values; block_v 0: block_n.
 template <typename P>
 AttentionMaps make_maps(const P& p, int block_n, int block_q = kBlockM, int block_v = 0) {
   require_vectors(p);

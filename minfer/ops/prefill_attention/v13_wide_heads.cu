@@ -1,15 +1,16 @@
-// v13_wide_heads: heads of 192 and 256, with the scores of 128 keys at a time and without an overlap within a warpgroup.
+// v13_wide_heads: heads of 192 and 256, with blocks of 128 keys. A warpgroup's softmax runs during the other one's products,
+// and not during its own.
 // Idea: v05 has blocks of 64 keys for these heads. Its scores then read q and k at 128 bytes a cycle, all that shared memory
 // delivers, and the copies come on top. Five changes to v05. (1) Blocks of 128 keys: a product reads a row of q for twice as
-// many keys, and shared memory is busy for 7/8 of the time of the products. (2) 64 x 128 scores beside 64 x 256 sums leave
-// no registers for the exponentials of another block. So a warpgroup's softmax overlaps no product of its own. It overlaps
-// those of the other one, which take twice as long. A turn is out += p v of a block and the scores of the next. (3) Two
-// blocks of keys and values do not fit beside q. So keys and values come in a ring of pieces: 64 columns of 128 keys, or 32
-// whole rows of values. Each piece is worth 256 cycles of products and is given back when those are done, while those of the
-// next piece run. (4) out goes to memory through the shared memory of q, and each warp copies its own 16 rows of q. (5)
-// v06's order of tiles, and its loop without masks.
-// Expected: 2048 cycles of products in a turn, and a softmax of 1000 in the other warpgroup. So tensor cores wait at the ends
-// of tiles only, about 2500 cycles of the 133000 that a tile takes at 1 x 8192, causal: 700 TFLOP/s.
+// many keys, and shared memory is busy for 7/8 of the time of the products. (2) 64 x 128 scores beside 64 x 256 sums leave no
+// registers for the exponentials of another block. So a warpgroup's softmax overlaps the products of the other one only, which
+// take twice as long: in its turn, a warpgroup adds p v of a block to out and computes the scores of the next. (3) Two blocks
+// of keys and two of values do not fit beside q. So keys and values come in a ring of pieces: 64 columns of 128 keys, or 32
+// whole rows of values. The products with a piece take 256 cycles (with heads of 256). The piece is given back when they are
+// done, while those with the next piece run. (4) A warp writes its 16 rows of out over its 16 rows of q, from where TMA stores
+// them; then it copies q of the next tile. (5) v06's order of tiles, and its loop without masks.
+// Expected (H200, 1 x 8192, causal): the tensor cores idle only at the ends of tiles, 2500 of 133000 cycles. Products alone
+// reach 800 TFLOP/s; less what the clock loses under this load, 700.
 // Measured (H200, bfloat16, padded, full, no, batch=1, seq_q=8192, seq_kv=8192, heads=16, kv_heads=16, head_dim=256): 786.0
 //   TFLOP/s cold; 124.5 % of torch.
 #include "wide_tiles.cuh"
@@ -35,7 +36,7 @@ struct WideConsumer {
   __device__ void begin_turn() const { named_barrier_sync(kTurnBarrier + rows.warpgroup, 256); }
   __device__ void end_turn() const { named_barrier_arrive(kTurnBarrier + 1 - rows.warpgroup, 256); }
 
-  // Each warp copies its own rows, once its rows of out are on their way from there.
+  // Each warp copies its own rows, when TMA has read its rows of out from there.
   __device__ void load_q(const AttentionMaps& maps, const Work& w) const {
     const int warp = threadIdx.x / 32;
     if (threadIdx.x % 32 == 0) {
@@ -91,7 +92,7 @@ struct WideConsumer {
     rows.release(tile.empty + before);
   }
 
-  // Makes the scores of a block exponentials. In a tile's first block out is still zero.
+  // Makes the scores of a block exponentials. kFirst: out is still zero.
   template <bool kFirst, bool kPlain>
   __device__ void soften(Exponentials& exponentials, Scores& scores, const Work& w, int block) {
     float rescale[2];
@@ -103,7 +104,8 @@ struct WideConsumer {
     rows.round(exponentials, scores);
   }
 
-  // Rows64::clear_tail for the values of a tile's first block, which are the ring's next pieces.
+  // Rows64::clear_tail for the values of the block that is multiplied first, which has the sequence's last keys. They are the
+  // ring's next pieces.
   __device__ void clear_tail(const Work& w) const {
     Ring<Tile::kStages> next = ring;
     for (int i = 0; i < Tile::kPiecesOfV; ++i, next.advance()) {
@@ -118,7 +120,7 @@ struct WideConsumer {
     named_barrier_sync(kTailBarrier + rows.warpgroup, 128);
   }
 
-  // All blocks but the first one.
+  // All blocks but the one that is multiplied first. Blocks are taken from the last to the first.
   template <bool kPlain>
   __device__ void add_blocks(Exponentials& exponentials, const Work& w) {
 #pragma unroll 1
@@ -154,7 +156,7 @@ struct WideConsumer {
         parity_of_q ^= 1;
         add_tile(w);
       }
-      // A warp writes out over its rows of q. All warps have ended the products with q before the last turn began.
+      // A warp writes its rows of out over its rows of q. Its warpgroup has done its last product with q before its last turn.
       rows.store(maps, w);
       __syncwarp();
       rows.release(tile.slots->empty + slot.stage);

@@ -5,10 +5,10 @@
 
 namespace minfer {
 
-constexpr int kKeys = 128;  // of a block
+constexpr int kKeys = 128;  // in a block of keys
 
-// A block's shared memory and barriers: q, whose place out takes, and a ring of pieces of keys and values. All are in slabs of
-// 64 columns, in the 128-byte swizzle.
+// A thread block's shared memory and barriers: q, over which out is written, and a ring of pieces of keys and values. All are
+// in slabs of 64 columns, in the 128-byte swizzle.
 template <typename T_, int kDim_, int kDimV_>
 struct WideTiles {
   using T = T_;

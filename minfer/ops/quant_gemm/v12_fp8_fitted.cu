@@ -1,9 +1,9 @@
 // v12_fp8_fitted: hgemm's v18 for fp8, with promoted sums: tiles whose height fits the number of rows.
 // Idea: v08's pairs of blocks have tiles of 256 x 256, so that 300 rows become 512. v18's tiles have nearly any height, and a
-// block copies the next tile's operands while it stores a tile. The sums of the 128 products of a step go to registers of their
-// own, from where they are added in fp32. Where registers suffice, there are two sets of these, so that the tensor cores
-// already multiply the next step while a thread adds. Else the other warpgroups' products run meanwhile; tiles of 192 columns
-// have three warpgroups. Scales are copied to shared memory while a tile is multiplied.
+// block copies the next tile's operands while it stores a tile. The tensor cores write the sums of a step's 128 products, for
+// 64 columns, to a buffer in registers, from where threads add them in fp32. Where two buffers fit, the tensor cores fill one
+// while threads add the other. Elsewhere other warpgroups multiply while one adds; tiles of 192 columns and up to 128 rows have
+// three warpgroups for that. Scales are copied to shared memory while a tile is multiplied.
 // Expected (H200): 1.2 times v08 from 129 rows on, less where there are thousands.
 // Measured (H200, bfloat16, fp8_fp8, promoted, m=n=k=8192): 1455 TFLOP/s cold.
 #include "cuda/gemm/fitted_launch.cuh"
