@@ -1,7 +1,9 @@
 """Fits the model by which v18_fitted chooses its tile (minfer/cuda/gemm/fitted_choice.h) to the timings of `choice.py`, and
 checks it on models that it has not seen.
 
-    uv run python benchmarks/fit_tiles.py       # some 20 seconds, without a GPU
+    uv run python benchmarks/fit_tiles.py              # some 20 seconds, without a GPU
+    uv run python benchmarks/fit_tiles.py --fp8        # the model of quant_gemm's v12_fp8_fitted (fp8_tiles.h)
+    uv run python benchmarks/fit_tiles.py --constants  # fits to all timings, and prints the constants as the headers have them
 
 The 24 models of `minfer/ops/models.csv` are dealt into three parts. The constants are fitted to the layers that no model of a
 part has, and tested at the layers that only its models have. The loss is that of `choice.py`. Beside it stands the loss with
@@ -17,7 +19,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from benchmarks.choice import Product, Tile, Times, chosen, group_of, losses, timed
+from benchmarks.choice import TIMES, TIMES_FP8, Product, Tile, Times, chosen, group_of, losses, timed
 from minfer.ops import drawn
 
 PARTS, SEED, STEPS = 3, 0, 40
@@ -111,32 +113,65 @@ def mean(of: Iterable[float]) -> float:
     return float(torch.tensor([*of], dtype=torch.float64).mean())
 
 
-def leave_out(part: int) -> tuple[int, int, float, float]:
+class Data:
+    """The timings, the choice by the header's constants, and the kinds of tiles that it chooses. For fp8 the products have half
+    of their k, as in the header's model."""
+
+    def __init__(self, fp8: bool) -> None:
+        self.of_k = 2 if fp8 else 1
+        choose = chosen(fp8)
+        times = timed(TIMES_FP8 if fp8 else TIMES)
+        self.times = {product._replace(k=product.k // self.of_k): of for product, of in times.items()}
+        self.choose = lambda product: choose(product._replace(k=product.k * self.of_k))
+        sizes = {kind(self.choose(product))[:3] for product in self.times}
+        kinds = sorted({kind(tile) for of in times.values() for tile in of if kind(tile)[:3] in sizes})
+        self.tiles = {tile: number for number, tile in enumerate(kinds)}
+
+    def layer(self, product: Product) -> tuple[int, int]:
+        return product.n, product.k * self.of_k
+
+
+def leave_out(part: int, data: Data) -> tuple[int, int, float, float]:
     """How many products the constants were fitted to and tested at, with a part of the models left out; and the mean losses
     there, with these constants and with the header's."""
-    times, choose = timed(), chosen()
-    sizes = {kind(choose(product))[:3] for product in times}  # that the header has, and that are chosen
-    kinds = sorted({kind(tile) for of in times.values() for tile in of if kind(tile)[:3] in sizes})
-    tiles = {tile: number for number, tile in enumerate(kinds)}
+    times, choose, tiles = data.times, data.choose, data.tiles
     models = random.Random(SEED).sample(drawn.models(), len(drawn.models()))
     mine = models[part::PARTS]
     left_out = set().union(*map(drawn.linear_layers, mine))
     others = set().union(*(drawn.linear_layers(model) for model in models if model not in mine))
-    fitted_to = [product for product in times if (product.n, product.k) not in left_out]
-    tested = {product: of for product, of in times.items() if (product.n, product.k) in left_out - others}
+    fitted_to = [product for product in times if data.layer(product) not in left_out]
+    tested = {product: of for product, of in times.items() if data.layer(product) in left_out - others}
     constants, rows = fit(Rows(times, fitted_to, tiles), tiles), Rows(times, tested, tiles)
     found, header = losses(tested, rows.chosen(model_us(rows, *constants)).get), losses(tested, choose)
     same = found.keys() & header.keys()
     return len(fitted_to), len(same), mean(found[p] for p in same), mean(header[p] for p in same)
 
 
+def print_constants(data: Data) -> None:
+    common, rates = fit(Rows(data.times, data.times, data.tiles), data.tiles)
+    print(", ".join(f".{name} = {value:.4g}" for name, value in common.items()))
+    for tile in data.tiles:
+        if not tile.beside:
+            below, beside = (
+                rates[data.tiles.get(tile._replace(beside=side), data.tiles[tile])] for side in (False, True)
+            )
+            print(f"F({tile.rows}, {tile.cols}, {tile.sharing}, {below:.3f}, {beside:.3f})")
+
+
 def main() -> None:
-    argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    ).parse_args()
+    )
+    parser.add_argument("--fp8", action="store_true", help="the tiles of quant_gemm's v12_fp8_fitted")
+    parser.add_argument("--constants", action="store_true", help="print the constants that fit all timings")
+    arguments = parser.parse_args()
+    data = Data(arguments.fp8)
+    if arguments.constants:
+        print_constants(data)
+        return
     print("products fitted to and tested at; mean loss there in %: with these constants, with the header's")
     for part in range(PARTS):
-        fitted_to, tested, found, header = leave_out(part)
+        fitted_to, tested, found, header = leave_out(part, data)
         print(f"{fitted_to:6} {tested:6} {100 * found:8.2f} {100 * header:8.2f}")
 
 

@@ -109,8 +109,9 @@ def test_each_tile_is_tested_on_a_gpu() -> None:
 
 
 @pytest.mark.slow
-def test_the_model_chooses_as_well_for_models_that_it_was_not_fitted_to() -> None:
-    fitted_to, tested, found, header = fit_tiles.leave_out(0)
+@pytest.mark.parametrize("fp8", [False, True])
+def test_the_model_chooses_as_well_for_models_that_it_was_not_fitted_to(fp8: bool) -> None:
+    fitted_to, tested, found, header = fit_tiles.leave_out(0, fit_tiles.Data(fp8))
     assert fitted_to > 250 and tested > 90 and 0.005 < found < header + 0.005
 
 
