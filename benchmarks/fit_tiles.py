@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from benchmarks.choice import TIMES, TIMES_FP8, Product, Tile, Times, chosen, group_of, losses, timed
+from minfer.build.errors import BuildError
 from minfer.ops import drawn
 
 PARTS, SEED, STEPS = 3, 0, 40
@@ -165,7 +167,10 @@ def main() -> None:
     parser.add_argument("--fp8", action="store_true", help="the tiles of quant_gemm's v12_fp8_fitted")
     parser.add_argument("--constants", action="store_true", help="print the constants that fit all timings")
     arguments = parser.parse_args()
-    data = Data(arguments.fp8)
+    try:
+        data = Data(arguments.fp8)
+    except BuildError as error:
+        sys.exit(f"fit_tiles.py: {error}")
     if arguments.constants:
         print_constants(data)
         return
