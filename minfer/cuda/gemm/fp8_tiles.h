@@ -18,7 +18,7 @@ namespace minfer {
 constexpr FittedTile kFp8Tiles[] = {MINFER_FP8_TILES(MINFER_FP8_TILE)};
 #undef MINFER_FP8_TILE
 
-// Fitted to 52,800 cold timings of 951 random products of 24 models, with 129 to 8192 rows, on an H200. A step has 128 numbers
+// Fitted to 40,625 cold timings of 951 random products of 24 models, with 129 to 8192 rows, on an H200. A step has 128 numbers
 // in k, as many bytes as 64 of 16 bits.
 constexpr FittedModel kModelOfFp8{.arrive = 103.5, .of_step = 157.3, .nn = 1, .idle_alone = 0.267, .idle_shared = 0.061,
                                   .of_tile = 2495, .memory = 4.976e6, .memory_start = 5.87, .start = 4.1,
