@@ -80,7 +80,7 @@ extern "C" int run_tile(int tn, int parts, int beside, int m, int n, int k, void
 """
 SOURCE_FP8 = """#include <cstdio>
 #include "cuda/gemm/fitted.cuh"
-#include "quant_gemm/fp8_wgmma.cuh"
+#include "quant_gemm/fp8.cuh"
 using namespace minfer;
 extern "C" int run_tile(int parts, int beside, int m, int n, int k, void* y, const void* x, const void* w,
                         const void* x_scales, const void* w_scales, void* stream) {{

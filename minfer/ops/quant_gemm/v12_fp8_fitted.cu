@@ -8,7 +8,7 @@
 // Measured (H200, bfloat16, fp8_fp8, promoted, m=n=k=8192): 1455 TFLOP/s cold.
 #include "cuda/gemm/fitted_launch.cuh"
 #include "cuda/gemm/fp8_tiles.h"
-#include "fp8_wgmma.cuh"
+#include "fp8.cuh"
 
 namespace minfer {
 
