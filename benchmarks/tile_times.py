@@ -170,7 +170,7 @@ def products(seed: int, small: bool, fp8: bool) -> Iterator[Product]:
                 yield Product(m, n, k, layout)
 
 
-def operands(product: Product, device: torch.device) -> tuple[list[torch.Tensor], Callable[[], object]]:
+def operands(product: Product, device: torch.device) -> tuple[list[torch.Tensor], Callable[[], torch.Tensor]]:
     """c, a and b, and what computes the product with PyTorch."""
     m, n, k, layout = product
     a = torch.randn(m, k, device=device).to(torch.bfloat16)
@@ -180,7 +180,7 @@ def operands(product: Product, device: torch.device) -> tuple[list[torch.Tensor]
     return [c, a, b], lambda: torch.mm(a, right, out=expected)
 
 
-def operands_of_fp8(product: Product, device: torch.device) -> tuple[list[torch.Tensor], Callable[[], object]]:
+def operands_of_fp8(product: Product, device: torch.device) -> tuple[list[torch.Tensor], Callable[[], torch.Tensor]]:
     """y, x, W and the scales of their rows, and what computes the product with PyTorch."""
     m, n, k, _ = product
     x, w = (torch.randn(rows_, k, device=device).to(torch.float8_e4m3fn) for rows_ in (m, n))
@@ -192,10 +192,9 @@ def operands_of_fp8(product: Product, device: torch.device) -> tuple[list[torch.
 
 
 def time_product(product: Product, runs: dict[Size, Run], fp8: bool, flushed: torch.Tensor) -> list[dict[str, Any]]:
-    tensors, torchs = (operands_of_fp8 if fp8 else operands)(product, flushed.device)
-    expected, c = torchs(), tensors[0]
-    assert isinstance(expected, torch.Tensor)
-    calls: dict[Tile | None, Callable[[], object]] = {None: torchs}
+    tensors, of_torch = (operands_of_fp8 if fp8 else operands)(product, flushed.device)
+    expected, c = of_torch(), tensors[0]
+    calls: dict[Tile | None, Callable[[], object]] = {None: of_torch}
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     pointers = [ctypes.c_void_p(x.data_ptr()) for x in tensors]
     layout = [] if fp8 else [int(product.layout == "TN")]

@@ -184,7 +184,7 @@ def short_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, s
 
 
 def prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v05_pingpong: with such heads, 65 to 256 tokens, or up to 512 where all tiles of 128
+    """Whether `attention` takes v05_pingpong: with wide heads and 65 to 256 tokens, or up to 512 where all tiles of 128
     queries run at once. 1 x 300 with 32 heads takes 19.3 us, and 22.8 with v13_wide_heads."""
     tiles = shape["batch"] * shape["heads"] * math.ceil(shape["seq_q"] / 128)
     most = 512 if tiles <= MULTIPROCESSORS else 256
@@ -192,7 +192,7 @@ def prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -
 
 
 def long_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v13_wide_heads: with such heads, for all longer prompts. 1 x 2349 with 16 heads takes 97.9
+    """Whether `attention` takes v13_wide_heads: with wide heads, for all longer prompts. 1 x 2349 with 16 heads takes 97.9
     us, and 130.4 with v05_pingpong."""
     return longest(shape) > 64 and has_wide_heads(shape) and not prompts_of_wide_heads(shape, params)
 

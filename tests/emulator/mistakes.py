@@ -3,7 +3,7 @@ the kernel, and how it is said: `planting.py`."""
 
 from __future__ import annotations
 
-from tests.emulator import mistakes_in_attention, mistakes_in_gemm
+from tests.emulator import mistakes_in_attention, mistakes_in_gemm, mistakes_in_quant_gemm
 from tests.emulator.planting import IF_FALSE, IF_TRUE, Edit
 
 WRONG = ""
@@ -11,6 +11,7 @@ WRONG = ""
 BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     **mistakes_in_attention.BROKEN,
     **mistakes_in_gemm.BROKEN,
+    **mistakes_in_quant_gemm.BROKEN,
     "a token that is not there": ("rope-v02_vectors", {"token": IF_FALSE}, "outside operand"),
     "the sine of forward in backward": ("rope-v02_vectors", {"sine_halves": ("kBackward ? -s : s", "s")}, WRONG),
     "angles of the first vector for the second": (
