@@ -31,21 +31,14 @@ struct AsItIs {
   __device__ float operator()(float sum, bool /*second*/) const { return sum; }
 };
 
-// Where a problem's product is stored.
-template <typename Problem>
-__host__ __device__ auto* output_of(const Problem& g) {
-  if constexpr (requires { g.y; }) return g.y;
-  else return g.c;
-}
-
 // `a_last` copies the last rows of A, in smaller boxes. `b_other` copies the second B or, with one B, the last columns in TN.
 struct FittedMaps : Maps {
   TensorMap a_last, b_other;
 };
 
-template <typename Of, typename Finish, typename Problem>
+template <typename Of, typename Finish>
 __global__ void __launch_bounds__(Of::kThreads, 1)
-    multiply(const __grid_constant__ FittedMaps maps, Problem g, Division division) {
+    multiply(const __grid_constant__ FittedMaps maps, typename Of::Problem g, Division division) {
   using T = typename Of::T;
   using Out = typename Of::Out;
   constexpr int kSharing = Of::kSharing, kConsumers = Of::kConsumers, kWriters = Of::kWriters;
@@ -316,12 +309,10 @@ __global__ void __launch_bounds__(Of::kThreads, 1)
 template <int kM, int kN, Layout kLayout, bool kAnywhere = false, typename Finish = AsItIs, int kSharing = 2,
           typename Problem>
 void launch_fitted(const Problem& g, int parts, bool beside) {
-  using T = std::remove_pointer_t<decltype(g.c)>;
-  constexpr bool kTwo = requires { g.w2; };
-  using Out = std::remove_pointer_t<decltype(output_of(g))>;
-  using Of = Fitted<T, kLayout, kM, kN, kAnywhere, kTwo, kSharing, Out>;
+  using Of = Fitted<Problem, kLayout, kM, kN, kAnywhere, kSharing>;
+  using T = typename Of::T;
   static_assert(kAnywhere || Of::kSplits);
-  const auto kernel = multiply<Of, Finish, Problem>;
+  const auto kernel = multiply<Of, Finish>;
   allow_shared(kernel, Of::kBytes);
   Gemm<T> vectors = g;  // what has to start at multiples of 16 bytes
   vectors.k = 0;        // not checked: rows of A and B may have any length
@@ -338,13 +329,13 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   };
   const auto map_b = [&](TensorMap& map, const T* b, int64_t ld, Inside cols) {
     return make_tensor_map(map, b, Of::kTN ? g.n : g.k, Of::kTN ? g.k : g.n, ld,
-                           !Of::kTN ? kBlockK / of_b : kTwo ? 64 : cols.piece, 64);
+                           !Of::kTN ? kBlockK / of_b : Of::kTwo ? 64 : cols.piece, 64);
   };
   bool mapped = map_a(maps.a, Inside(kM, of_a)) && map_b(maps.b, g.b, g.ldb, Inside(kN, of_b));
   maps.a_last = maps.a, maps.b_other = maps.b;
   const Inside rows(g.m % kM, of_a), cols(g.n % kN, of_b);  // of the last tiles, 0 if these are as large as the others
   if (rows.size % kM != 0) mapped = mapped && map_a(maps.a_last, rows);
-  if constexpr (kTwo) mapped = mapped && map_b(maps.b_other, g.w2, g.ldw2, Inside(kN, of_b));
+  if constexpr (Of::kTwo) mapped = mapped && map_b(maps.b_other, g.w2, g.ldw2, Inside(kN, of_b));
   else if (!Of::kSlabs && cols.size % kN != 0) mapped = mapped && map_b(maps.b_other, g.b, g.ldb, cols);
   STD_TORCH_CHECK(mapped && (kAnywhere || make_tensor_map(maps.c, output_of(g), g.m, g.n, g.ldc, kBoxRows, 64)),
                   "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "

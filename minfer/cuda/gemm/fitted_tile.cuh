@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "cuda/gemm/fitted_anywhere.cuh"
 #include "cuda/gemm/tile_scales.cuh"
@@ -24,6 +25,13 @@ struct Inside {
   }
 };
 
+// Where a problem's product is stored.
+template <typename Problem>
+__host__ __device__ auto* output_of(const Problem& g) {
+  if constexpr (requires { g.y; }) return g.y;
+  else return g.c;
+}
+
 // Tiles of kM rows and kN columns of the product. One warpgroup multiplies tiles of 64 columns, three those of 192 columns and
 // up to 192 rows (128 with promoted sums; with more, threads would have too few registers), and two all others. They divide the
 // columns if each gets a multiple of 64, else the rows: a warpgroup has kWide times 64 columns, and kHigh rows. A group is the
@@ -31,15 +39,15 @@ struct Inside {
 // With kTwo the product has two Bs, and kN counts the columns of both: each 64 columns of the first B are followed by the same
 // columns of the second, and the sums of both become one column of the product. With kAnywhere, rows of the product need not
 // start at multiples of 16 bytes (fitted_anywhere.cuh); the tiles of a group are then side by side.
-template <typename T_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, bool kTwo_ = false, int kSharing_ = 2,
-          typename Out_ = T_>
+template <typename Problem_, Layout kLayout_, int kM_, int kN_, bool kAnywhere_ = false, int kSharing_ = 2>
 struct Fitted {
-  using T = T_;
-  using Out = Out_;
+  using Problem = Problem_;
+  using T = std::remove_pointer_t<decltype(Problem::c)>;
+  using Out = std::remove_pointer_t<decltype(output_of(std::declval<Problem>()))>;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int kM = kM_, kN = kN_;
   static constexpr bool kAnywhere = kAnywhere_;
-  static constexpr bool kTwo = kTwo_;
+  static constexpr bool kTwo = requires { std::declval<Problem>().w2; };
   static constexpr bool kPromoted = std::is_same_v<T, E4M3Pair>;
   static constexpr int kSharing = kSharing_, kConsumers = kN == 64 ? 1 : kN == 192 && kM <= (kPromoted ? 128 : 192) ? 3 : 2;
   static constexpr int kWriters = kConsumers * 128, kThreads = kWriters + 128;

@@ -41,7 +41,7 @@ struct Gate {
 
 template <Layout kLayout, typename T>
 void launch_layout(const Gated<T>& g) {
-  const auto at_once = fitted_at_once<Fitted<T, kLayout, 144, 256, false, true>, Gate<T>, Gated<T>>();
+  const auto at_once = fitted_at_once<Fitted<Gated<T>, kLayout, 144, 256>, Gate<T>>();
   const FittedChoice choice = remembered_choice(kGatedTiles, g.m, 2 * int64_t(g.n), g.k, kLayout == Layout::TN, at_once);
   using Finish = Gate<T>;
   MINFER_GATED_TILES(MINFER_LAUNCH_IF)

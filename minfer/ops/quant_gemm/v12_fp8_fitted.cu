@@ -17,7 +17,7 @@ void launch(const Product<F, T>& p) {
   const Scaled<T> g = make_scaled(p);
   constexpr Layout kLayout = Layout::TN;
   using Finish = ScaleOfColumns;
-  const auto at_once = fitted_at_once<Fitted<E4M3Pair, kLayout, 128, 128, false, false, 2, T>, Finish, Scaled<T>>();
+  const auto at_once = fitted_at_once<Fitted<Scaled<T>, kLayout, 128, 128>, Finish>();
   const FittedChoice choice = remembered_choice(kFp8Tiles, g.m, g.n, g.k, true, at_once, kModelOfFp8);
   MINFER_FP8_TILES(MINFER_LAUNCH_IF)
 }
