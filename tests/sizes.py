@@ -104,6 +104,16 @@ EMULATED["gemm_bias_gelu"] = EMULATED["gemm_bias_relu"]
 
 HOPPER = [name for name, kernel in ops.get("hgemm").kernels.items() if kernel.archs == "sm_90a"]
 
+# Each of v23_mma_fitted's tiles, k in one part and in several: on three multiprocessors, and on an H200 (test_mma_choice.py).
+EMULATED_TILES_OF_V23: Shapes = [
+    (8, 72, 72), (17, 72, 72), (55, 72, 72), (35, 392, 712), (97, 72, 72), (55, 392, 712), (69, 136, 72), (69, 72, 712),
+    (83, 136, 72), (97, 136, 72), (118, 136, 72), (97, 392, 72), (146, 136, 72), (195, 264, 72),
+]  # fmt: skip
+TILES_OF_V23: Shapes = [
+    (1, 264, 264), (17, 2568, 264), (1, 8456, 264), (33, 2824, 264), (97, 3592, 264), (65, 6152, 264), (81, 7432, 264),
+    (97, 7432, 264), (113, 8456, 264), (281, 8456, 264), (129, 8456, 264), (207, 8456, 264), (70, 264, 4104),
+]  # fmt: skip
+
 # Those of one file more: what takes k apart, and each tile of the kernels that choose one by m.
 OF_FILE: dict[str, Shapes] = {
     "hgemm-v15_gemv": [(8, 88, 1416), (5, 24, 8)],
@@ -127,6 +137,7 @@ OF_FILE: dict[str, Shapes] = {
         (130, 200, 712),
     ],
     "hgemm-v16_skinny": [(8, 88, 1416), (20, 72, 712), (60, 136, 520), (100, 136, 584)],
+    "hgemm-v23_mma_fitted": EMULATED_TILES_OF_V23,
     # Rows of odd length, of whole words of 4 bytes, and of whole pieces of 16 bytes; a single row; k in several parts.
     "hgemm-v22_any_size": [(67, 131, 77), (66, 70, 84), (1, 3, 5), (65, 68, 1030), (40, 24, 1096)],
     # One and three groups of 16 rows, k in several parts and a part in several chunks; rows of B narrower than 16 bytes, and a
@@ -314,6 +325,7 @@ SHARED_SUMS = {
     "hgemm-v18_fitted": (160, 64, 2056),
     "hgemm-v20_any_columns": (16, 77, 1100),
     "hgemm-v22_any_size": (16, 77, 1100),
+    "hgemm-v23_mma_fitted": (64, 128, 1416),
 }
 
 # Each of v18_fitted's tiles is chosen at one of these (test_product_times.py).
@@ -354,6 +366,7 @@ TILES: dict[str, Shapes] = {
         (1000, 1032, 2120),
     ],
     "hgemm-v18_fitted": TILES_OF_V18,
+    "hgemm-v23_mma_fitted": TILES_OF_V23,
     "gated_unit-v07_fitted": [
         (129, 136, 264),
         (129, 136, 2056),

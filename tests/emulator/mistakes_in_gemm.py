@@ -99,6 +99,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"staged_rows": ("stages + threadIdx.x / 32 * Block::Warp::kStaged", "stages")},
         WRONG,
     ),
+    "rows copied behind those of a tile": (
+        "hgemm-v23_mma_fitted",
+        {"rest_of_rows": ("threadIdx.x / kPieces < kRest", "true")},
+        WRONG,
+    ),
+    "rows staged where another warp does, in tiles of many sizes": (
+        "hgemm-v23_mma_fitted",
+        {"staged_rows": ("stages + threadIdx.x / 32 * Block::Warp::kStaged", "stages")},
+        WRONG,
+    ),
     "no wait for a full stage": ("hgemm-v10_wgmma", {"full": "", "full_stage": ""}, "changed while wgmma read it"),
     "a stage released while products read it": (
         "hgemm-v11_specialised",

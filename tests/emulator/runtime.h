@@ -57,6 +57,10 @@ extern int mistake;
 inline int attribute_of_gpu(cudaDeviceAttr attribute) {
   if (attribute == cudaDevAttrMultiProcessorCount) return multiprocessors;
   if (attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin) return static_cast<int>(most_shared);
+  if (attribute == cudaDevAttrMaxSharedMemoryPerMultiprocessor) return static_cast<int>(most_shared) + 1024;
+  if (attribute == cudaDevAttrClockRate) return 2'520'000;  // kHz; this and the next two are of an L40S
+  if (attribute == cudaDevAttrMemoryClockRate) return 9'001'000;
+  if (attribute == cudaDevAttrGlobalMemoryBusWidth) return 384;
   throw std::runtime_error("asks for attribute " + std::to_string(attribute) + " of the GPU, which it has not");
 }
 

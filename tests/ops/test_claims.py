@@ -42,6 +42,7 @@ CLAIMS: dict[str, tuple[set[str], set[str]]] = {
     "v09_a_stationary": (PIPELINED | {"RED"}, set()),
     "v15_gemv": ({"HMMA", "LDG.128"}, {"LDSM", "LDGSTS"}),
     "v16_skinny": (SHARED, set()),
+    "v23_mma_fitted": (SHARED, set()),
 }
 
 

@@ -23,7 +23,8 @@ void require_vectors(const Gemm<T>& g) {
 template <typename Place, bool kDown, int kRows, int kCols, int kThreads, typename T>
 struct TileCopy {
   static constexpr int kPieces = kCols / 8, kRowStep = kThreads / kPieces;
-  static_assert(kThreads % kPieces == 0 && kRows % kRowStep == 0);
+  static constexpr int kRest = kRows % kRowStep;  // rows, of which only some of the threads copy a piece
+  static_assert(kThreads % kPieces == 0 && !(kDown && kRest > 0));
 
   const T* source;           // this thread's first piece of the next tile
   int64_t row_step;          // elements from there to its next piece
@@ -46,6 +47,13 @@ struct TileCopy {
     for (int i = 0; i < kRows / kRowStep; ++i)
       cp_async_16(tile + at + i * kRowStep * Place::kStride, source + i * row_step,
                   i * kRowStep < rows_left && cols_left > 0);  //@ edge_copies
+    if constexpr (kRest > 0) {
+      constexpr int below = kRows - kRest;
+      const bool copies = threadIdx.x / kPieces < kRest;  //@ rest_of_rows
+      if (copies)
+        cp_async_16(tile + at + below * Place::kStride, source + kRows / kRowStep * row_step,
+                    below < rows_left && cols_left > 0);
+    }
     source += kDown ? kRows / kRowStep * row_step : kCols;
     (kDown ? rows_left : cols_left) -= kDown ? kRows : kCols;
   }

@@ -119,6 +119,7 @@ op.cuda(
 )
 op.cuda("v21_row_pairs.cu", archs="sm_90a", params=FLOAT32, requires=SKINNY[1024], preferred="row_pairs")
 op.cuda("v22_any_size.cu", params=FLOAT32, preferred="any_size")
+op.cuda("v23_mma_fitted.cu", params=FLOAT32, requires=VECTORS)
 op.triton("triton_tiled.py", params=FLOAT32)
 op.triton("triton_persistent.py", archs="sm_90+", params=FLOAT32, requires=VECTORS)
 op.cpp("cpu_naive.cpp", params=FLOAT32)
