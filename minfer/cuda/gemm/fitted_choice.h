@@ -142,6 +142,8 @@ template <int kTiles>
 FittedChoice remembered_choice(const FittedTile (&of)[kTiles], int m, int64_t n, int k, bool tn,
                                const std::array<int, 4>& at_once, const FittedModel& model = kModelOf16Bits) {
   struct Product {
+    const FittedTile* of;
+    const FittedModel* model;
     int m;
     int64_t n;
     int k;
@@ -150,11 +152,11 @@ FittedChoice remembered_choice(const FittedTile (&of)[kTiles], int m, int64_t n,
     bool operator==(const Product&) const = default;
   };
   struct Known {
-    Product product{-1, 0, 0, {}};
+    Product product{};
     FittedChoice choice;
   };
   thread_local std::array<std::array<Known, 64>, 2> all;  // of both layouts
-  const Product product{m, n, k, at_once};
+  const Product product{of, &model, m, n, k, at_once};
   Known& known = all[tn][(uint64_t(m) * 31 + uint64_t(n) / 8 * 7 + uint64_t(k) / 8) % 64];
   if (known.product != product) known = {product, choose_fitted(of, m, n, k, tn, at_once, model)};
   return known.choice;
