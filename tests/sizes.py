@@ -264,7 +264,12 @@ OF_FILE: dict[str, Shapes] = {
         (1, 65, 65, 6, 2, 64),
     ],
     # Several tiles for each block, and more pieces of keys and values than the ring has stages.
-    "prefill_attention-v13_wide_heads": [(1, 140, 300, 2, 1, 256), (2, 20, 420, 1, 1, 192), (1, 200, 5, 1, 1, 256)],
+    "prefill_attention-v13_wide_heads": [
+        (1, 140, 300, 2, 1, 256),
+        (2, 20, 420, 1, 1, 192),
+        (1, 200, 5, 1, 1, 256),
+        (1, 140, 300, 2, 1, 192, 128),
+    ],
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.
     "quant_gemm-v07_stream": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 4096)],

@@ -366,7 +366,7 @@ op.cuda(
     "v13_wide_heads.cu",
     params=WHOLE,
     archs="sm_90a",
-    requires=heads_of(192, 256),
+    requires=heads_of(192, 256, latent=True),
     preferred="long_prompts_of_wide_heads",
 )
 op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))

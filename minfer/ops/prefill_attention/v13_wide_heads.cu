@@ -1,5 +1,5 @@
-// v13_wide_heads: heads of 192 and 256, with blocks of 128 keys. A warpgroup's softmax runs during the other one's products,
-// and not during its own.
+// v13_wide_heads: heads of 192 and 256, and of 192 with values of 128. Blocks have 128 keys. A warpgroup's softmax runs during
+// the other one's products, and not during its own.
 // Idea: v05 has blocks of 64 keys for these heads. Its scores then read q and k at 128 bytes a cycle, all that shared memory
 // delivers, and the copies come on top. Five changes to v05. (1) Blocks of 128 keys: a product reads a row of q for twice as
 // many keys, and shared memory is busy for 7/8 of the time of the products. (2) 64 x 128 scores beside 64 x 256 sums leave no
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <typename T>
 void launch(const Attention<T>& p) {
-  STD_TORCH_CHECK(p.v_dim > 128, "prefill_attention: this kernel takes heads of 192 and 256, got values of ", p.v_dim);
+  STD_TORCH_CHECK(p.dim > 128, "prefill_attention: this kernel takes heads of 192 and 256, got ", p.dim);
   const auto launch_dims = [&]<int kDim, int kDimV>() {
     using Tile = WideTiles<T, kDim, kDimV>;
     const AttentionMaps maps = make_maps(p, Tile::kBlockN, kRowsOfWarp, Tile::kValues);
@@ -195,7 +195,8 @@ void launch(const Attention<T>& p) {
     const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
     kernel<<<blocks, kThreads, Tile::kBytes, p.stream>>>(maps, p, order, counters_of(p.stream));
   };
-  p.dim == 192 ? launch_dims.template operator()<192, 192>() : launch_dims.template operator()<256, 256>();
+  if (p.dim == 256) launch_dims.template operator()<256, 256>();
+  else p.v_dim == 192 ? launch_dims.template operator()<192, 192>() : launch_dims.template operator()<192, 128>();
 }
 
 }  // namespace minfer
