@@ -256,12 +256,16 @@ OF_FILE: dict[str, Shapes] = {
         (2, 1, 65, 3, 1, 64),
         (1, 65, 65, 6, 2, 64),
     ],
-    # Heads of 64 and 128, one to sixteen of them in a tile, rings that wrap, and sequences that end within a box.
+    # Heads of each size, one to sixteen of them in a tile, rings that wrap, and sequences that end within a box.
     "prefill_attention-v08_compact": [
         (2, 37, 37, 12, 1, 64),
         (1, 20, 330, 16, 1, 128),
         (2, 1, 65, 3, 1, 64),
         (1, 65, 65, 6, 2, 64),
+        (1, 20, 330, 16, 1, 96),
+        (2, 37, 37, 12, 1, 96),
+        (2, 20, 200, 8, 1, 192, 128),
+        (1, 65, 65, 3, 1, 192, 128),
     ],
     # Several tiles for each block, and more pieces of keys and values than the ring has stages.
     "prefill_attention-v13_wide_heads": [

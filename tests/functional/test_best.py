@@ -129,6 +129,7 @@ BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v0
         ("layernorm", {}, {(100, 7168): "triton_rows", (259, 3072): "triton_rows"}),
         ("prefill_attention", PROMPTS, {(29, 18, 40, *SHORT_HEADS): "v08_compact", (9, 200, 200, *SHORT_HEADS): "v08_compact"}),
         ("prefill_attention", PROMPTS, {(1, 985, 985, 16, 8, 128): "v07_short", (1, 300, 300, 16, 16, 64): "v07_short"}),
+        ("prefill_attention", PROMPTS, {(137, 1, 1, 32, 32, 96): "v06_no_maximum", (2, 50, 50, 8, 8, 96): "v06_no_maximum"}),
         ("prefill_attention", PROMPTS, {(1, 1985, 1985, 16, 8, 128): "v06_no_maximum"}),
         ("prefill_attention", PROMPTS, {(13, 4, 60, *WIDE_HEADS): "v03_mma", (13, 65, 65, *WIDE_HEADS): "v05_pingpong"}),
         ("prefill_attention", PROMPTS, {(1, 512, 512, *WIDE_HEADS): "v05_pingpong", (1, 512, 512, 8, 8, 192): "v05_pingpong"}),

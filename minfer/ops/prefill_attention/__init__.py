@@ -348,7 +348,7 @@ op.cuda(
     "v08_compact.cu",
     params=WHOLE,
     archs="sm_90a",
-    requires=heads_of(64, 128),
+    requires=heads_of(64, 96, 128, latent=True),
     preferred="very_short_prompts",
     entries=("sinks",),
 )

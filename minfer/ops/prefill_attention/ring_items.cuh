@@ -10,16 +10,18 @@ __device__ inline bool sees(const Item& item, int warpgroup) {
 }
 
 // A block's shared memory and barriers. One ring of stages holds the queries of each warpgroup, the keys and the values, in the
-// order in which an item needs them. So the queries of short items are loaded several items ahead.
-template <typename T_, int kDim_>
+// order in which an item needs them. So the queries of short items are loaded several items ahead. A stage has slabs of 64
+// rows and 64 columns, in the 128-byte swizzle. Heads of 96 fill half of their second slab, as in Tiles. Values of 128 beside
+// keys of 192 leave the third slab as it is.
+template <typename T_, int kDim_, int kDimV_>
 struct RingTiles {
   using T = T_;
-  static constexpr int kDim = kDim_, kDimV = kDim, kBlockN = kKeys, kSlabs = kDim / 64, kSlabsV = kSlabs;
-  static constexpr int kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
-  static constexpr int kStages = kDim == 64 ? 20 : 12;
-  static constexpr int kKV = kKeys * kDim, kV = kKV, kOut = kRowsOfItem * kDim;  // elements
+  static constexpr int kDim = kDim_, kDimV = kDimV_, kBlockN = kKeys, kSlabs = (kDim + 63) / 64, kSlabsV = (kDimV + 63) / 64;
+  static constexpr int kOutSlab = kRowsOfWarp * 64;
+  static constexpr int kStages = kSlabs == 1 ? 20 : kSlabs == 2 ? 12 : 8;
+  static constexpr int kKV = kKeys * kSlabs * 64, kV = kKV, kOut = kRowsOfItem * kSlabsV * 64;  // elements; kV: of a stage
   static constexpr int kBytes = (kStages * kKV + kOut) * sizeof(T) + 2 * kStages * sizeof(uint64_t) + sizeof(Slots);
-  static_assert(kRows == kKeys, "a stage is as large as the queries of a warpgroup");
+  static_assert(kRows == kKeys && kDimV <= kDim, "a stage is as large as the queries of a warpgroup");
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
   T *v, *out;  // v: the ring
@@ -39,12 +41,13 @@ struct RingTiles {
     barrier_init_fence();
   }
 
-  // Waits until the stage is empty, and starts the copy of 64 rows into it.
+  // Waits until the stage is empty, and starts the copy of kCount slabs into it.
+  template <int kCount>
   __device__ void load(Ring<kStages>& ring, const HeadsMap& map, int head, int token, int batch) const {
     barrier_wait(empty + ring.stage, ring.parity ^ 1);
-    barrier_expect(full + ring.stage, kKV * sizeof(T));
+    barrier_expect(full + ring.stage, kKeys * kCount * 64 * sizeof(T));
 #pragma unroll
-    for (int slab = 0; slab < kSlabs; ++slab)
+    for (int slab = 0; slab < kCount; ++slab)
       tma_load_heads(v + ring.stage * kKV + slab * kKeys * 64, map, full + ring.stage, slab * 64, head, token, batch);
     ring.advance();
   }
@@ -54,9 +57,8 @@ struct RingTiles {
 // own number. `drawn` counts the others that all blocks have taken; the last one wraps it to zero. A whole warp calls it. It
 // finds its first item while other warps prepare the barriers, and hands an item over before it waits for the next number. Each
 // step is in the code once, because a second copy would have to come from memory, too.
-template <typename T, int kDim>
-__device__ void hand_over_items(const RingTiles<T, kDim>& tile, const Attention<T>& p, const Order& order, int log_packed,
-                                unsigned* drawn) {
+template <typename Tile, typename T>
+__device__ void hand_over_items(const Tile& tile, const Attention<T>& p, const Order& order, int log_packed, unsigned* drawn) {
   const bool is_first_lane = threadIdx.x % 32 == 0;
   const int pieces = order.pieces();
   bool prepared = false;
@@ -82,10 +84,10 @@ __device__ void hand_over_items(const RingTiles<T, kDim>& tile, const Attention<
 }
 
 // Copies the operands of one item after the other. One thread calls it.
-template <typename T, int kDim>
-__device__ void copy_to_ring(const RingTiles<T, kDim>& tile, const Attention<T>& p, const AttentionMaps& maps,
-                             int log_packed) {
-  Ring<RingTiles<T, kDim>::kStages> ring;
+template <typename Tile, typename T>
+__device__ void copy_to_ring(const Tile& tile, const Attention<T>& p, const AttentionMaps& maps, int log_packed) {
+  constexpr int kSlabs = Tile::kSlabs, kSlabsV = Tile::kSlabsV;
+  Ring<Tile::kStages> ring;
   for (Ring<kSlots> slot;; slot.advance()) {
     barrier_wait(tile.slots->full + slot.stage, slot.parity);
     const Item& item = tile.slots->items[slot.stage];
@@ -94,11 +96,12 @@ __device__ void copy_to_ring(const RingTiles<T, kDim>& tile, const Attention<T>&
     const int batch = p.packed ? 0 : w.number, head = p.kv_head(w.head);
 #pragma unroll
     for (int i = 0; i < kWarpgroups; ++i)
-      if (sees(item, i)) tile.load(ring, maps.q, w.head, w.s.first_q + w.row0 + (i * kRows >> log_packed), batch);
+      if (sees(item, i))
+        tile.template load<kSlabs>(ring, maps.q, w.head, w.s.first_q + w.row0 + (i * kRows >> log_packed), batch);
 #pragma unroll 1
     for (int block = item.loaded.end - 1; block >= item.loaded.begin; --block) {
-      tile.load(ring, maps.k, head, w.token(block, kKeys), batch);
-      tile.load(ring, maps.v, head, w.token(block, kKeys), batch);
+      tile.template load<kSlabs>(ring, maps.k, head, w.token(block, kKeys), batch);
+      tile.template load<kSlabsV>(ring, maps.v, head, w.token(block, kKeys), batch);
     }
     barrier_arrive(tile.slots->empty + slot.stage);
   }

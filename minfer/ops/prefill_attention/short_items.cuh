@@ -203,7 +203,7 @@ Order make_packed_order(const Attention<T>& p, int log_packed) {
   const int64_t whole = (int64_t(p.seq_q) + queries - 1) / queries, of_sequence = p.heads >> log_packed;
   const int64_t tiles = p.packed ? whole + p.batch : whole, units = p.packed ? of_sequence : p.batch * of_sequence;
   STD_TORCH_CHECK(tiles * units < INT_MAX, "prefill_attention: more tiles of out than fit 32 bits");
-  const int64_t bytes = 2 * int64_t(p.seq_kv) * p.dim * sizeof(T) * p.kv_heads / of_sequence;
+  const int64_t bytes = int64_t(p.seq_kv) * (p.dim + p.v_dim) * sizeof(T) * p.kv_heads / of_sequence;
   const int64_t of_l2 = kL2Bytes / std::max<int64_t>(bytes, 1), of_wave = multiprocessors() / std::max<int64_t>(tiles, 1);
   const int64_t most = std::max<int64_t>({1, of_l2, of_wave});
   return {static_cast<int>(units), static_cast<int>(tiles), static_cast<int>((units + most - 1) / most)};
@@ -214,15 +214,15 @@ AttentionMaps make_packed_maps(const P& p, int block_n, int packed) {
   require_vectors(p);
   AttentionMaps maps;
   const int batch = p.packed ? 1 : p.batch;
-  const auto make = [&](HeadsMap& map, const auto& of, int blocks, int tokens, int heads, int rows, int packed) {
-    return make_grouped_heads_map(map, of.begin, blocks, tokens, heads, p.dim, of.of_outer, of.of_inner, of.of_head,
+  const auto make = [&](HeadsMap& map, const auto& of, int dim, int blocks, int tokens, int heads, int rows, int packed) {
+    return make_grouped_heads_map(map, of.begin, blocks, tokens, heads, dim, of.of_outer, of.of_inner, of.of_head,
                                   rows / packed, packed);
   };
   // Without any keys there is no tensor map, and no block uses one.
-  STD_TORCH_CHECK(make(maps.q, p.q, batch, p.seq_q, p.heads, kRows, packed) &&
-                      make(maps.out, p.out, batch, p.seq_q, p.heads, kRowsOfWarp, packed) &&
-                      (p.seq_kv == 0 || (make(maps.k, p.k, p.blocks(), p.slots(), p.kv_heads, block_n, 1) &&
-                                         make(maps.v, p.v, p.blocks(), p.slots(), p.kv_heads, block_n, 1))),
+  STD_TORCH_CHECK(make(maps.q, p.q, p.dim, batch, p.seq_q, p.heads, kRows, packed) &&
+                      make(maps.out, p.out, p.v_dim, batch, p.seq_q, p.heads, kRowsOfWarp, packed) &&
+                      (p.seq_kv == 0 || (make(maps.k, p.k, p.dim, p.blocks(), p.slots(), p.kv_heads, block_n, 1) &&
+                                         make(maps.v, p.v, p.v_dim, p.blocks(), p.slots(), p.kv_heads, block_n, 1))),
                   "prefill_attention: the driver knows no tensor map for these tensors; it must be one of CUDA 12 or newer, "
                   "and strides under 2^39 elements");
   return maps;

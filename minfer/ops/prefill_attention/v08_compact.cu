@@ -10,9 +10,9 @@
 namespace minfer {
 
 // The registers of a consumer warpgroup, and its loop.
-template <typename T, int kDim>
-struct Consumer : Rows64<RingTiles<T, kDim>> {
-  using Tile = RingTiles<T, kDim>;
+template <typename T, int kDim, int kDimV>
+struct Consumer : Rows64<RingTiles<T, kDim, kDimV>> {
+  using Tile = RingTiles<T, kDim, kDimV>;
   using Base = Rows64<Tile>;
   using typename Base::Exponentials, typename Base::Scores;
   using Base::factor, Base::online, Base::out, Base::p, Base::release, Base::tiles, Base::warpgroup;
@@ -97,7 +97,7 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
 #pragma unroll 1
     for (int i = left * 8 + threadIdx.x % 128; i < kKeys * 8; i += 128)  // pieces of 16 bytes of a slab
 #pragma unroll
-      for (int slab = 0; slab < Tile::kSlabs; ++slab) reinterpret_cast<uint4*>(values + slab * kKeys * 64)[i] = uint4{};
+      for (int slab = 0; slab < Tile::kSlabsV; ++slab) reinterpret_cast<uint4*>(values + slab * kKeys * 64)[i] = uint4{};
     fence_async();
     named_barrier_sync(kTailBarrier + warpgroup, 128);
   }
@@ -177,11 +177,11 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
       if (sinks) inverse[r] /= 1.0f + exp2_approx((sinks[head] - lse[r]) * kLog2E);  //@ sink
       if (p.lse && lane % 4 == 0 && query < rows) *p.lse_at(batch, w.s, query, head) = lse[r];
     }
-    T* boxes = tiles.out + warp * Tile::kSlabs * Tile::kOutSlab;
+    T* boxes = tiles.out + warp * Tile::kSlabsV * Tile::kOutSlab;
     if (lane == 0) tma_store_wait<0>();
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < kDim / 16; ++n) {  // 16 columns
+    for (int n = 0; n < kDimV / 16; ++n) {  // 16 columns
       float values[8];
       uint32_t fragment[4];
 #pragma unroll
@@ -195,7 +195,7 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
       __syncwarp();
       if (lane != 0) return;
 #pragma unroll
-      for (int slab = 0; slab < Tile::kSlabs; ++slab)
+      for (int slab = 0; slab < Tile::kSlabsV; ++slab)
         tma_store_heads(maps.out, boxes + slab * Tile::kOutSlab, slab * 64, w.head, w.s.first_q + first, batch);
       tma_store_commit();
       return;
@@ -203,8 +203,8 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
     __syncwarp();
     // Rows at the end of a sequence, where a box would overwrite the next sequence: 16 bytes at a time.
 #pragma unroll 1
-    for (int i = lane; i < kRowsOfWarp * kDim / 8; i += 32) {
-      const int row = i / (kDim / 8), piece = i % (kDim / 8), query = first + (row >> log_packed);
+    for (int i = lane; i < kRowsOfWarp * kDimV / 8; i += 32) {
+      const int row = i / (kDimV / 8), piece = i % (kDimV / 8), query = first + (row >> log_packed);
       if (query >= rows) return;
       T* to = p.out.at(batch, w.s.first_q + query, w.head + (row & (1 << log_packed) - 1)) + piece * 8;
       const T* from = boxes + piece / 8 * Tile::kOutSlab + row * 64 + (piece % 8 ^ row % 8) * 8;
@@ -213,12 +213,12 @@ struct Consumer : Rows64<RingTiles<T, kDim>> {
   }
 };
 
-template <typename T, int kDim>
+template <typename T, int kDim, int kDimV>
 __global__ void __launch_bounds__(kThreadsOfBlock, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Attention<T> p, const Order order,
            int log_packed, unsigned* counters, const float* sinks) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const RingTiles<T, kDim> tile(shared);
+  const RingTiles<T, kDim, kDimV> tile(shared);
   const int warp = threadIdx.x / 32 - kWarpgroups * 4;
   if (warpgroup_index() == kWarpgroups) {
     registers_down<kFewRegisters>();
@@ -231,23 +231,24 @@ __global__ void __launch_bounds__(kThreadsOfBlock, 1)
   if (threadIdx.x < 32) tile.init();
   __syncthreads();
   registers_up<kMostRegisters>();
-  Consumer<T, kDim>(tile, p, log_packed, sinks).attend(maps);
+  Consumer<T, kDim, kDimV>(tile, p, log_packed, sinks).attend(maps);
 }
 
 template <typename T>
 void launch(const Attention<T>& p, const float* sinks = nullptr) {
-  STD_TORCH_CHECK(p.dim == 64 || p.dim == 128, "prefill_attention: this kernel takes heads of 64 and 128, got ", p.dim);
-  const auto launch_dim = [&]<int kDim>() {
-    constexpr int kBytes = RingTiles<T, kDim>::kBytes;
-    const int log_packed = find_log_packed(p);
-    const AttentionMaps maps = make_packed_maps(p, kKeys, 1 << log_packed);
-    const Order order = make_packed_order(p, log_packed);
-    const auto kernel = attend<T, kDim>;
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
-    kernel<<<blocks, kThreadsOfBlock, kBytes, p.stream>>>(maps, p, order, log_packed, counters_of(p.stream), sinks);
-  };
-  p.dim == 64 ? launch_dim.template operator()<64>() : launch_dim.template operator()<128>();
+  STD_TORCH_CHECK(p.v_dim <= 128, "prefill_attention: this kernel needs v with a head_dim of at most 128, got ", p.v_dim);
+  for_dims(p.dim, p.v_dim, [&]<int kDim, int kDimV>() {
+    if constexpr (kDimV <= 128) {
+      constexpr int kBytes = RingTiles<T, kDim, kDimV>::kBytes;
+      const int log_packed = find_log_packed(p);
+      const AttentionMaps maps = make_packed_maps(p, kKeys, 1 << log_packed);
+      const Order order = make_packed_order(p, log_packed);
+      const auto kernel = attend<T, kDim, kDimV>;
+      STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+      const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
+      kernel<<<blocks, kThreadsOfBlock, kBytes, p.stream>>>(maps, p, order, log_packed, counters_of(p.stream), sinks);
+    }
+  });
 }
 
 }  // namespace minfer
