@@ -202,10 +202,16 @@ def has_wide_heads(shape: Mapping[str, int]) -> bool:
     return shape["head_dim"] > 128 and "v_dim" not in shape
 
 
+def latent_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` takes v06_no_maximum: with keys of 192 and values of 128. No kernel was measured with such heads, and
+    the last of the ladder that supports them, v08_compact, is for short prompts."""
+    return "v_dim" in shape
+
+
 def very_short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `attention` takes v08_compact: up to 64 tokens, and up to 256 of causal prompts. 29 sequences of 18 queries and
     40 keys take 15.1 us, and 18.5 with v07_short. On an H100 4 x 256 take 19.0 and 21.2 us, 8 x 512 take 61.5 and 57.8.
-    v08_compact was not timed with heads of 96, nor of 192 with values of 128. They are left to v06_no_maximum."""
+    v08_compact was not timed with heads of 96, nor of 192 with values of 128, so it is not taken for them."""
     is_short = longest(shape) <= 64 or (longest(shape) <= 256 and causal_prompts(shape, params))
     return is_short and shape["head_dim"] in (64, 128)
 

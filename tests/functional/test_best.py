@@ -129,14 +129,13 @@ BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v0
         ("layernorm", {}, {(100, 7168): "triton_rows", (259, 3072): "triton_rows"}),
         ("prefill_attention", PROMPTS, {(29, 18, 40, *SHORT_HEADS): "v08_compact", (9, 200, 200, *SHORT_HEADS): "v08_compact"}),
         ("prefill_attention", PROMPTS, {(1, 985, 985, 16, 8, 128): "v07_short", (1, 300, 300, 16, 16, 64): "v07_short"}),
-        ("prefill_attention", PROMPTS, {(137, 1, 1, 32, 32, 96): "v06_no_maximum", (2, 50, 50, 8, 8, 96): "v06_no_maximum"}),
         ("prefill_attention", PROMPTS, {(1, 1985, 1985, 16, 8, 128): "v06_no_maximum"}),
         ("prefill_attention", PROMPTS, {(13, 4, 60, *WIDE_HEADS): "v03_mma", (13, 65, 65, *WIDE_HEADS): "v05_pingpong"}),
         ("prefill_attention", PROMPTS, {(1, 512, 512, *WIDE_HEADS): "v05_pingpong", (1, 512, 512, 8, 8, 192): "v05_pingpong"}),
         ("prefill_attention", PROMPTS, {(13, 256, 256, *WIDE_HEADS): "v05_pingpong"}),
         ("prefill_attention", PROMPTS, {(13, 257, 257, *WIDE_HEADS): "v13_wide_heads"}),
         ("prefill_attention", PROMPTS, {(1, 513, 513, 8, 8, 192): "v13_wide_heads"}),
-        ("prefill_attention", PROMPTS, {(13, 60, 60, 8, 8, 192): "v03_mma", (13, 60, 60, 8, 8, 192, 128): "v06_no_maximum"}),
+        ("prefill_attention", PROMPTS, {(13, 60, 60, 8, 8, 192): "v03_mma"}),
         ("prefill_attention", PROMPTS | {"layout": "packed"}, {(90, 50, 50, *SHORT_HEADS): "v08_compact"}),
     ],
 )  # fmt: skip
@@ -148,6 +147,22 @@ def test_between_measured_shapes_rules_of_hopper_choose(
             op, "bfloat16", params, dict(zip(ops.get(op).axes, sizes, strict=False)), (9, 0), DEVICES[0]
         )
         assert (choice.kernel, "by a rule" in choice.why) == (kernel, kernel not in BY_NEAREST), sizes
+
+
+@pytest.mark.parametrize(("layout", "call"), [("padded", "causal"), ("packed", "full")])
+def test_the_kernel_of_very_short_prompts_is_taken_only_for_heads_with_which_it_was_timed(
+    layout: str, call: str
+) -> None:
+    def chosen(*sizes: int) -> chooser.Choice:
+        shape = dict(zip(ops.get("prefill_attention").axes, sizes, strict=False))
+        params = PROMPTS | {"layout": layout, "call": call}
+        return chooser.best("prefill_attention", "bfloat16", params, shape, (9, 0), DEVICES[0])
+
+    for batch, tokens, heads in ((137, 1, 32), (13, 60, 8), (2, 239, 128), (1, 8192, 16)):
+        latent = chosen(batch, tokens, tokens, heads, heads, 192, 128)
+        assert latent.kernel == "v06_no_maximum" and "latent_prompts" in latent.why
+        assert chosen(batch, tokens, tokens, heads, heads, 96).kernel in ("v05_pingpong", "v06_no_maximum")
+    assert chosen(137, 1, 1, 32, 32, 128).kernel == chosen(137, 1, 1, 32, 32, 64).kernel == "v08_compact"
 
 
 def test_a_rule_that_was_timed_on_hopper_holds_on_no_other_gpu() -> None:

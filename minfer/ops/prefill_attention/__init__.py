@@ -342,7 +342,13 @@ op.cuda("v02_flash.cu", params=WHOLE, requires=heads_of(64, 96, 128, 256, latent
 op.cuda("v03_mma.cu", params=WHOLE, preferred="short_prompts_of_wide_heads")
 op.cuda("v04_wgmma.cu", params=WHOLE, archs="sm_90a")
 op.cuda("v05_pingpong.cu", params=WHOLE, archs="sm_90a", preferred="prompts_of_wide_heads")
-op.cuda("v06_no_maximum.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 96, 128, latent=True))
+op.cuda(
+    "v06_no_maximum.cu",
+    params=WHOLE,
+    archs="sm_90a",
+    requires=heads_of(64, 96, 128, latent=True),
+    preferred="latent_prompts",
+)
 op.cuda("v07_short.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 128), preferred="short_prompts")
 op.cuda(
     "v08_compact.cu",
