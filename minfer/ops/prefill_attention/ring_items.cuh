@@ -19,7 +19,7 @@ struct RingTiles {
   static constexpr int kDim = kDim_, kDimV = kDimV_, kBlockN = kKeys, kSlabs = (kDim + 63) / 64, kSlabsV = (kDimV + 63) / 64;
   static constexpr int kOutSlab = kRowsOfWarp * 64;
   static constexpr int kStages = kSlabs == 1 ? 20 : kSlabs == 2 ? 12 : 8;
-  static constexpr int kKV = kKeys * kSlabs * 64, kV = kKV, kOut = kRowsOfItem * kSlabsV * 64;  // elements; kV: of a stage
+  static constexpr int kKV = kKeys * kSlabs * 64, kV = kKV, kOut = kRowsOfItem * kSlabsV * 64;  // elements; kKV: of a stage
   static constexpr int kBytes = (kStages * kKV + kOut) * sizeof(T) + 2 * kStages * sizeof(uint64_t) + sizeof(Slots);
   static_assert(kRows == kKeys && kDimV <= kDim, "a stage is as large as the queries of a warpgroup");
   static_assert(kBytes <= 227 << 10, "more than a block has");
