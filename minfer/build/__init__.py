@@ -35,7 +35,7 @@ def build(kernel: Kernel, arch: str = "") -> Built:
         remedy = "" if major == "12" else ", or install minfer's own dependencies (uv sync)"  # PyPI has no nvcc for 12
         raise BuildError(f"no nvcc for CUDA {major}: set CUDA_HOME to a CUDA {major} toolkit{remedy}")
     if not toolchain.compiler_version(toolchain.compiler()):
-        raise BuildError(f"no C++ compiler {toolchain.compiler()!r}: install one (apt install g++) or set CXX")
+        raise BuildError(toolchain.no_compiler())
 
     folder = cache.directory(kernel, arch)
     cache.make_folder(folder)

@@ -38,9 +38,7 @@ def build(source: Kernel) -> Built:
             try:
                 done = subprocess.run(command, capture_output=True, text=True, errors="replace")
             except OSError as error:
-                raise BuildError(
-                    f"no C++ compiler {toolchain.compiler()!r}: install one (apt install g++) or set CXX"
-                ) from error
+                raise BuildError(toolchain.no_compiler()) from error
             if done.returncode:
                 raise BuildError(first_error(done.stderr), done.stderr)
             partial.replace(library)

@@ -70,6 +70,11 @@ def compiler() -> str:
     return os.environ.get("CXX", "c++")
 
 
+def no_compiler() -> str:
+    """What an error says where this command does not run."""
+    return f"no C++ compiler {compiler()!r}: load one (module load gcc), install one, or set CXX to its path"
+
+
 @cache
 def compiler_version(command: str) -> str:
     return _answer(command, "--version").split("\n")[0]

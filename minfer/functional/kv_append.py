@@ -48,6 +48,8 @@ def kv_append_(
     columns between their tokens; what a kernel cannot read is copied first. `best` picks the kernel, which is compiled at its
     first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
     ValueError for arguments that do not fit."""
+    if k_cache is v_cache:
+        raise ValueError("minfer.kv_append_ takes two caches that share no elements, got one tensor as both")
     library.refuse_gradients("kv_append_", k_cache, v_cache, k, v, scales)
     _kv_append_op(k_cache, v_cache, k, v, where, scales)
 

@@ -58,10 +58,12 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     def check(given: tuple[Any, ...], named: dict[str, Any], places: list[Any]) -> None:
         for place, name, types, takes in places:
             value = given[place] if place < len(given) else named.get(name, MISSING)
-            if not isinstance(value, types) and value is not MISSING:
-                raise TypeError(
-                    f"minfer.{function.__name__} takes {takes} as {name}, got {type(value).__name__}"
-                ) from None
+            got = type(value).__name__
+            is_number = not isinstance(value, torch.Tensor) or "tensor" in takes or value.numel() == 1
+            if not is_number:
+                got = f"a tensor of {tuple(value.shape)}"
+            if value is not MISSING and not (isinstance(value, types) and is_number):
+                raise TypeError(f"minfer.{function.__name__} takes {takes} as {name}, got {got}") from None
 
     def check_layouts(given: tuple[Any, ...], named: dict[str, Any]) -> None:
         for place, name, _, _ in places:
@@ -97,6 +99,16 @@ def refuse_gradients(name: str, *tensors: torch.Tensor | None, why: str = NO_BAC
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 raise RuntimeError(f"minfer.{name} {why}")
+
+
+def refuse_second_derivatives(name: str) -> None:
+    """Make the backward of `torch.ops.minfer.<name>_backward` raise RuntimeError. Without one, PyTorch only warns, once in a
+    process, and leaves this part of a gradient out."""
+
+    def refuse(context: Any, *gradients: torch.Tensor) -> None:
+        raise RuntimeError(f"minfer.{name} has no second derivative: compute it with PyTorch's own functions")
+
+    torch.library.register_autograd(f"minfer::{name}_backward", refuse, lib=LIBRARY)
 
 
 def define(

@@ -24,8 +24,9 @@ def rms_norm(
 
     x is (..., hidden), weight (hidden,), both float32, float16 or bfloat16, on one device; sums are fp32. With a `residual`
     of x's shape, x is added to it in place, and the sum is what is normalised. `best` picks the kernels, which are compiled
-    at their first call. Works under `torch.compile`. It has a backward unless there is a residual: then it raises
-    RuntimeError where one would be recorded. Raises ValueError for tensors that do not fit each other."""
+    at their first call. Works under `torch.compile`. It has a backward, without second derivatives: these raise RuntimeError.
+    With a residual it has none, and raises RuntimeError where one would be recorded. Raises ValueError for tensors that do
+    not fit each other."""
     if residual is None:
         return _rms_norm_op(x, weight, eps)
     library.refuse_gradients("rms_norm with a residual", x, weight, residual)
@@ -124,3 +125,4 @@ _layer_norm_op = library.define(
     "layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> Tensor", _layer_norm, LAYER_NORM.make
 )
 torch.library.register_autograd("minfer::rms_norm", _gradients, setup_context=_save, lib=library.LIBRARY)
+library.refuse_second_derivatives("rms_norm")

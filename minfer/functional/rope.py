@@ -77,11 +77,14 @@ def rope_(
     start: int = 0,
     interleaved: bool = False,
 ) -> Pair:
-    """`rope` in place: changes q and k, and returns them. What is not rotated is neither read nor written.
+    """`rope` in place: changes q and k, and returns them. What is not rotated is neither read nor written. q and k must not
+    share elements, because these would be rotated twice. Only one tensor as both is noticed.
 
     Raises RuntimeError where autograd records and q or k needs a gradient, because autograd may have saved the values that
     would be overwritten: use `rope` there. Under `torch.no_grad()` PyTorch itself notices the change: a backward that needs
     the old values raises its RuntimeError "a variable modified by an inplace operation"."""
+    if q is k:
+        raise ValueError("minfer.rope_ takes a q and a k that share no elements, got one tensor as both")
     library.refuse_gradients("rope_", q, k, why=OVERWRITES)
     library.refuse_gradients("rope_", cos, sin, why=NO_GRADIENT)
     cos, sin = _rows("rope_", q, cos, sin, positions, start)

@@ -49,12 +49,13 @@ def sample(
     largest (0: no limit; equal logits are kept together); the tokens with larger logits have less than `top_p` of the mass
     that top_k keeps; and p is at least `min_p` times the largest p. One of the kept tokens is drawn with a probability
     proportional to p, by one random number for each row from `generator`, or from PyTorch's own. A temperature of 0 takes the
-    first of the largest logits. A row of NaN gives token 0.
+    first of the largest logits. A row of NaN gives token 0. If only some logits of a row are NaN, any token of the row may
+    come, and likewise from a row of -inf: a mask must leave a token.
 
     temperature, top_k, top_p and min_p are numbers, or tensors with one setting for each row: (rows,), float32, top_k
     int32 or int64. The host does not check the elements of tensors, because it would have to wait for the device. In a
     tensor, a temperature that is negative or NaN counts as 0, and a negative top_k counts as 0. top_p and min_p are
-    clamped to [0, 1], and ignored where they are NaN. A top_p of 0 keeps the likeliest tokens.
+    clamped to [0, 1], and ignored where they are NaN; a top_p of 0 in a tensor keeps the likeliest tokens.
 
     The function is not differentiable, and autograd records nothing. Raises ValueError for arguments that do not fit.
     Two ops take the random numbers as an argument u, (rows,) float32 in [0, 1). The same u gives the same tokens.

@@ -30,8 +30,8 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     float32, float16 or bfloat16; arithmetic is fp32 and the result is rounded once. `gate` and `up` may be the halves of one
     projection, `projection.chunk(2, -1)`: they are read in place. What a kernel cannot read, such as rows that do not
     start at multiples of 16 bytes, is copied first. `best` picks the kernel, which is compiled at its first call. Works under
-    `torch.compile` and autograd; its backward is an op too, `torch.ops.minfer.silu_mul_backward`, and has no backward of
-    its own. Raises ValueError for tensors that do not fit each other."""
+    `torch.compile` and autograd; its backward is an op too, `torch.ops.minfer.silu_mul_backward`. Second derivatives raise
+    RuntimeError. Raises ValueError for tensors that do not fit each other."""
     return _silu_mul_op(gate, up)
 
 
@@ -69,3 +69,4 @@ def _differentiate(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 _silu_mul_op = library.define("silu_mul(Tensor gate, Tensor up) -> Tensor", _forward, TAKES.make)
 library.define("silu_mul_backward(Tensor gate, Tensor up, Tensor dy) -> (Tensor, Tensor)", _backward, BACKWARD.make)
 torch.library.register_autograd("minfer::silu_mul", _differentiate, setup_context=_save, lib=library.LIBRARY)
+library.refuse_second_derivatives("silu_mul")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -35,7 +36,8 @@ def failure_columns(error: Exception, device: torch.device, find_change: Callabl
     if isinstance(error, BuildError):
         return {"status": "compile_error", "message": str(error)}
     message = describe_error(error)
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    out_of_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or out_of_memory:
         return {"status": "oom", "message": message}
     if changed := find_change():
         return {"status": "dishonest", "message": changed}

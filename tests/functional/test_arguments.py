@@ -35,6 +35,7 @@ def test_what_is_no_tensor_is_named(function: str, wrong: Any) -> None:
     ("function", "wrong", "said"),
     [
         ("rms_norm", {"eps": None}, "a number as eps, got NoneType"),
+        ("rms_norm", {"eps": torch.ones(2, 16)}, "a number as eps, got a tensor of (2, 16)"),
         ("axpby", {"alpha": "2"}, "a number as alpha, got str"),
         ("axpby", {"beta": 1j}, "a number as beta, got complex"),
         ("attention", {"causal": "yes"}, "True or False as causal, got str"),

@@ -48,3 +48,16 @@ def test_an_argument_that_requires_a_gradient_has_a_backward_or_is_refused(about
         results = [result for result in (found if isinstance(found, tuple) else (found,)) if result.is_floating_point()]
         # `sample` has no such result. Where a function has no backward, PyTorch records one that only warns.
         assert all("Backward" in type(result.grad_fn).__name__ for result in results), name
+
+
+@pytest.mark.parametrize("function", ("rms_norm", "silu_mul"))
+def test_a_second_derivative_is_refused_where_there_is_none(function: str) -> None:
+    """The gradients are those of PyTorch, also if autograd records them; only what needs a second derivative raises."""
+    a, b = torch.randn(3, 16, requires_grad=True), torch.randn(3, 16)[0 if function == "rms_norm" else slice(None)]
+    (gradient,) = torch.autograd.grad(getattr(minfer, function)(a, b).square().sum(), a, create_graph=True)
+    eager = (
+        torch.nn.functional.rms_norm(a, (16,), b, 1e-6) if function == "rms_norm" else torch.nn.functional.silu(a) * b
+    )
+    torch.testing.assert_close(gradient, torch.autograd.grad(eager.square().sum(), a)[0])
+    with pytest.raises(RuntimeError, match=f"^minfer.{function} has no second derivative: compute it with PyTorch"):
+        gradient.square().sum().backward()

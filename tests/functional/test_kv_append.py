@@ -103,6 +103,7 @@ def test_mistakes_are_a_sentence_each():
         ((k_cache, v_cache.half(), k, v, where), "takes v_cache of the dtype of k, torch.float32, got torch.float16$"),
         ((k_cache, v_cache, k, v, where, torch.ones(2)), "takes k_cache of float8_e4m3fn and the shape .blocks, slots, 2, 8.,"),
         ((k_cache.to(FP8), v_cache.to(FP8), k, v, where, torch.ones(1)), r"takes scales of float32 and the shape \(2,\)"),
+        ((k_cache, k_cache, k, v, where), "takes two caches that share no elements, got one tensor as both$"),
         ((k_cache, v_cache, k, v, where.to("meta")), "takes where on the device of k, cpu, got meta$"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=f"^minfer.kv_append_ {said}"):

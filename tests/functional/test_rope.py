@@ -90,7 +90,7 @@ def test_tensors_that_lie_badly():
     expanded = torch.randn(1, 1, 4, 32).expand(2, 6, 4, 32)
     check(rope(expanded, expanded, cos, sin), eager(expanded, expanded, cos, sin))
     with pytest.raises(RuntimeError, match="refers to a single memory location"):
-        rope_(expanded, expanded, cos, sin)
+        rope_(expanded, expanded[:], cos, sin)
 
 
 @pytest.mark.parametrize("interleaved", STYLES)
@@ -255,3 +255,7 @@ def test_mistakes_are_a_sentence_each():
         for function in (rope, rope_):
             with pytest.raises(ValueError, match=f"^minfer.{function.__name__} takes {said}$"):
                 function(*arguments, **keywords)
+    with pytest.raises(
+        ValueError, match=r"^minfer.rope_ takes a q and a k that share no elements, got one tensor as both$"
+    ):
+        rope_(q, q, cos, sin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import itertools
 import math
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from minfer import ops
 from minfer.bench import RULES, rules_of, verify
@@ -22,7 +24,7 @@ from minfer.plan.shard import Shard
 from minfer.rows import store
 from minfer.worker import case_timer
 from minfer.worker.child import Child
-from minfer.worker.failures import describe_error
+from minfer.worker.failures import describe_error, failure_columns
 from minfer.worker.resume import Elsewhere, find_pending
 from minfer.worker.supervisor import Machine, derive_columns
 from minfer.worker.triton_times import TritonTimes
@@ -54,6 +56,14 @@ def test_a_reply_that_no_case_can_come_to_is_dishonest(reply: dict[str, Any]) ->
     row = derive_columns(CASE, reply, Timing(), PEAKS)
     assert row["status"] == "dishonest" and "malformed reply from the kernel's process" in row["message"]
     assert "\n" not in row["message"]
+
+
+def test_a_cpu_without_memory_is_oom_as_a_gpu_is():
+    for error in (OSError(errno.ENOMEM, "Cannot allocate memory"), MemoryError(), torch.OutOfMemoryError("no memory")):
+        assert failure_columns(error, torch.device("cpu"), lambda: None)["status"] == "oom"
+    assert (
+        failure_columns(OSError(errno.ENOENT, "No such file"), torch.device("cpu"), lambda: None)["status"] == "error"
+    )
 
 
 def test_a_reply_has_no_times_but_those_of_its_samples() -> None:
