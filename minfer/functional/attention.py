@@ -9,6 +9,7 @@ import torch
 
 from minfer.functional import library
 from minfer.functional.contract import Contract
+from minfer.functional.decode_attention import DIMS, MOST_NEW, decode_attention
 from minfer.functional.pages import is_power_of_two
 
 Tensor = torch.Tensor
@@ -16,6 +17,9 @@ Lengths = Tensor | tuple[Tensor, Tensor]
 HEAD_DIMS = (64, 96, 128, 192, 256)
 LATENT = (192, 128)  # the head_dim of q and k, and that of v, in multi-head latent attention
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
+# More keys than these, seen by up to MOST_NEW queries, are divided among blocks as decode_attention's kernels do it. In
+# attention's kernels a block takes all keys of a tile of queries, so that most multiprocessors would have no work.
+MANY, DIVIDED_ON = 1024, ("cuda",)
 # Slots of a page by which a kernel is chosen, from so many slots on. A kernel takes other powers of two, too.
 PAGES = ((64, "64"), (8, "16"), (1, "1"))
 
@@ -93,7 +97,9 @@ def attention(
     A query that sees no key has an out of 0 and a log-sum-exp of -inf. Sums are fp32 and out is rounded once. The host does
     not check lengths, because it would have to wait for the device: lengths out of range are clamped, and nothing is read out
     of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
-    copied first. `best` picks the kernel, which is compiled at its first call. Works under `torch.compile`. It has no
+    copied first. `best` picks the kernel, which is compiled at its first call. On a GPU `decode_attention` computes up to 16
+    causal queries, or a single one, over more than 1024 keys, because it divides the keys among blocks. It does so for heads
+    of 64, 128 and 256, without sinks, lengths, pages, scales and return_lse. Works under `torch.compile`. It has no
     backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     library.refuse_gradients("attention", q, k, v, sinks, scales)
     if scales is None and k.dtype == torch.float8_e4m3fn:
@@ -125,10 +131,34 @@ def attention(
         of_q, of_kv = _pair("cu_seqlens", cu_seqlens)[0], _pair("lengths", lengths)[1]
     else:
         of_q, of_kv = _pair("cu_seqlens", cu_seqlens) if lengths is None else _pair("lengths", lengths)
+    plain = not return_lse and (cu_seqlens is lengths is page_table is sinks is scales is None)
+    if plain and _is_for_decode_attention(q, k, v, causal):
+        keys = torch.full((q.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
+        return decode_attention(q, k, v, keys, scale=scale, window=window, softcap=softcap)
     found: tuple[Tensor, Tensor] = _attention_op(
         q, k, v, of_q, of_kv, sinks, page_table, scales, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
     )
     return found if return_lse else found[0]
+
+
+def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
+    """Whether few queries see many keys, with heads that decode_attention takes. Its queries are causal, as a single one is."""
+    return (
+        q.device.type in DIVIDED_ON
+        and q.dim() == k.dim() == 4
+        and q.shape[1] <= MOST_NEW
+        and k.shape == v.shape
+        and k.shape[1] > MANY
+        and (causal or q.shape[1] == 1)
+        and q.numel() > 0
+        and (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
+        and q.shape[3] in DIMS
+        and k.shape[2] > 0
+        and q.shape[2] % k.shape[2] == 0
+        and q.dtype == k.dtype == v.dtype
+        and q.dtype in (torch.float16, torch.bfloat16)
+        and q.device == k.device == v.device
+    )
 
 
 def _what_is_given(cu_seqlens: Lengths | None, lengths: Lengths | None) -> str:
