@@ -10,10 +10,10 @@ of them timed twice. M is log-uniform and not rounded. There are four sets. In t
 8192, N and K are layers of the 24 models of `minfer/ops/models.csv`. In the fourth, of any rows, N or K or both are 8 to 504
 instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random
 half of the first set, and that of v14_stream_k to a random half of the third. The rules for the fourth were made from all of
-it. When the second set was timed, v18_fitted had 48 of its 59 kinds of tiles. The sets were timed in four runs like `--time`,
-and put together; their column `seed` tells them apart. A fifth set is in products-unaligned-nvidia-h200.parquet, as one run
-with `--sizes unaligned` wrote it: of products with an N or K that is no multiple of 8, both from 16 to 8192. The limits in the
-rules for these were fitted to other products.
+it. When the second set was timed, v18_fitted had 48 of its 59 kinds of tiles. v14_small was timed in the fourth set only. The
+sets were timed in four runs like `--time`, and put together; their column `seed` tells them apart. A fifth set is in
+products-unaligned-nvidia-h200.parquet, as one run with `--sizes unaligned` wrote it: of products with an N or K that is no
+multiple of 8, both from 16 to 8192. The limits in the rules for these were fitted to other products.
 
 A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables are of products whose N and K are at least 512, of those
@@ -50,7 +50,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 TIMES, TIMES_UNALIGNED = RESULTS / "products-nvidia-h200.parquet", RESULTS / "products-unaligned-nvidia-h200.parquet"
 MOST_ROWS = {"v15_gemv": 8, "v16_skinny": 128, "v17_one_wave": 128, "v20_any_columns": 64, "v21_row_pairs": 1024}
 KERNELS_FOR_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
-KERNELS_FOR_LONG = (*KERNELS_FOR_ANY, "v14_stream_k")
+KERNELS_FOR_LONG = (*KERNELS_FOR_ANY, "v14_stream_k", "v14_small")
 KERNELS_FOR_SHORT = (*KERNELS_FOR_ANY, "v12_pingpong", "v14_small", "v16_skinny")
 KERNELS_FOR_UNALIGNED = ("v18_fitted", "v20_any_columns", "v22_any_size")
 KERNELS = {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT, *KERNELS_FOR_UNALIGNED}
@@ -78,6 +78,8 @@ def kernels_for(of: Product) -> list[str]:
     kernels = [name for name in of_any_rows if of.m <= MOST_ROWS.get(name, of.m)]
     if of.m <= 128:
         kernels = [name for name in kernels if name not in ("v12_pingpong", "v14_stream_k", "v21_row_pairs")]
+    if not is_short(of) and not 64 < of.m <= 1024:
+        kernels = [name for name in kernels if name != "v14_small"]
     return [name for name in kernels if name != "v15_gemv" or of.layout == "TN"]
 
 
