@@ -2,12 +2,12 @@
 
     uv run python benchmarks/attention_times.py --time --seconds 120         # on an H100 or H200: overwrites its times
     uv run python benchmarks/attention_times.py --time --tokens 1 64         # prompts of so many tokens
-    uv run python benchmarks/attention_times.py attention-nvidia-h200.parquet  # the tables of a file; needs no GPU
+    uv run python benchmarks/attention_times.py FILE                         # the tables of its times; needs no GPU
 
 Heads are those of the models of `minfer/ops/models.csv`. The tokens of a prompt and the number of prompts are log-uniform, and
-a batch has at most 8192 tokens. Attention is causal, padded and without a cache. A third of the problems is in float16. A
-kernel is timed where it takes the problem, except where others are far faster: v03_mma up to 2048 tokens. cuDNN and
-FlashAttention-2 are those of PyTorch's `scaled_dot_product_attention`.
+a batch has at most 8192 tokens. Attention is causal, padded and without a cache. A third of the problems are in float16. Each
+kernel is timed at each problem that it supports, v03_mma only up to 2048 tokens, because others are far faster beyond. cuDNN
+and FlashAttention-2 are those of PyTorch's `scaled_dot_product_attention`.
 
 A time is the median of seven cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables compare the kernel that `attention` takes (`chosen`) and
@@ -114,7 +114,7 @@ def time_prompts(of: Prompts, run: Mapping[str, Callable[..., object]], flushed:
 def with_choice(found: pd.DataFrame) -> pd.DataFrame:
     """A line for each problem: the time of each kernel that was timed, else NaN; `chosen`, the kernel that `attention` takes
     where nothing was measured, its time `chosen_us`; `fastest_us` of ours, and `other_us` of the others. A problem whose chosen
-    kernel was not timed is left out."""
+    kernel was not timed is left out, and so is one that no other takes."""
     times = found.pivot_table(index=[*Prompts._fields], columns="kernel", values="us").reset_index()
     kernels = [name for name in times.columns if name in KERNELS]
     chosen = []
@@ -130,7 +130,7 @@ def with_choice(found: pd.DataFrame) -> pd.DataFrame:
         fastest_us=times[kernels].min(axis=1),
         other_us=times[others].min(axis=1),
     )
-    return times[times.chosen_us.notna()]
+    return times[times.chosen_us.notna() & times.other_us.notna()]
 
 
 def lines(of: pd.DataFrame) -> Iterator[str]:
@@ -190,6 +190,8 @@ def main() -> None:
         found += time_prompts(of, run, flushed)
         if number % 50 == 0:
             print(f"{number} problems after {time.monotonic() - begin:.0f} s", flush=True)
+    if not found:
+        sys.exit(f"attention_times.py: nothing was timed in {arguments.seconds:g} s; give it more --seconds")
     rows.write("attention", found, device)
     print(*lines(with_choice(pd.DataFrame(found))), sep="\n")
 

@@ -104,7 +104,7 @@ EMULATED["gemm_bias_gelu"] = EMULATED["gemm_bias_relu"]
 
 HOPPER = [name for name, kernel in ops.get("hgemm").kernels.items() if kernel.archs == "sm_90a"]
 
-# Each of v23_mma_fitted's tiles, k in one part and in several: on three multiprocessors, and on an H200 (test_mma_choice.py).
+# Each of v23_mma_fitted's tiles (test_mma_choice.py), k in one part and in several: on three multiprocessors, and on an H200.
 EMULATED_TILES_OF_V23: Shapes = [
     (8, 72, 72), (17, 72, 72), (55, 72, 72), (35, 392, 712), (97, 72, 72), (55, 392, 712), (69, 136, 72), (69, 72, 712),
     (83, 136, 72), (97, 136, 72), (118, 136, 72), (97, 392, 72), (146, 136, 72), (195, 264, 72),

@@ -71,7 +71,7 @@ def compiler() -> str:
 
 
 def no_compiler() -> str:
-    """What an error says where this command does not run."""
+    """The text of an error if `compiler()` cannot be run."""
     return f"no C++ compiler {compiler()!r}: load one (module load gcc), install one, or set CXX to its path"
 
 

@@ -17,9 +17,9 @@ Lengths = Tensor | tuple[Tensor, Tensor]
 HEAD_DIMS = (64, 96, 128, 192, 256)
 LATENT = (192, 128)  # the head_dim of q and k, and that of v, in multi-head latent attention
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
-# More keys than these, seen by up to MOST_NEW queries, are divided among blocks as decode_attention's kernels do it. In
-# attention's kernels a block takes all keys of a tile of queries, so that most multiprocessors would have no work.
-MANY, DIVIDED_ON = 1024, ("cuda",)
+# If few queries see more keys than these, `attention` calls decode_attention, whose blocks share the keys of a query. In
+# attention's own kernels a block takes all keys of a tile of queries, so most multiprocessors would have no work.
+MANY_KEYS, DEVICES_THAT_DIVIDE = 1024, ("cuda",)
 # Slots of a page by which a kernel is chosen, from so many slots on. A kernel takes other powers of two, too.
 PAGES = ((64, "64"), (8, "16"), (1, "1"))
 
@@ -97,10 +97,10 @@ def attention(
     A query that sees no key has an out of 0 and a log-sum-exp of -inf. Sums are fp32 and out is rounded once. The host does
     not check lengths, because it would have to wait for the device: lengths out of range are clamped, and nothing is read out
     of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
-    copied first. `best` picks the kernel, which is compiled at its first call. On a GPU `decode_attention` computes up to 16
-    causal queries, or a single one, over more than 1024 keys, because it divides the keys among blocks. It does so for heads
-    of 64, 128 and 256, without sinks, lengths, pages, scales and return_lse. Works under `torch.compile`. It has no
-    backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
+    copied first. `best` picks the kernel, which is compiled at its first call. On a GPU, `attention` calls `decode_attention`
+    for at most 16 queries that see more than 1024 keys, if they are causal or there is one, head_dim is 64, 128 or 256 and
+    v's too, and there are no sinks, lengths, cu_seqlens, page_table, scales or return_lse. Works under `torch.compile`. It
+    has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     library.refuse_gradients("attention", q, k, v, sinks, scales)
     if scales is None and k.dtype == torch.float8_e4m3fn:
         raise ValueError("minfer.attention takes scales beside k and v of float8_e4m3fn, got None")
@@ -131,8 +131,8 @@ def attention(
         of_q, of_kv = _pair("cu_seqlens", cu_seqlens)[0], _pair("lengths", lengths)[1]
     else:
         of_q, of_kv = _pair("cu_seqlens", cu_seqlens) if lengths is None else _pair("lengths", lengths)
-    plain = not return_lse and (cu_seqlens is lengths is page_table is sinks is scales is None)
-    if plain and _is_for_decode_attention(q, k, v, causal):
+    is_usual = not return_lse and (cu_seqlens is lengths is page_table is sinks is scales is None)
+    if is_usual and _is_for_decode_attention(q, k, v, causal, window):
         keys = torch.full((q.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
         return decode_attention(q, k, v, keys, scale=scale, window=window, softcap=softcap)
     found: tuple[Tensor, Tensor] = _attention_op(
@@ -141,14 +141,15 @@ def attention(
     return found if return_lse else found[0]
 
 
-def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
-    """Whether few queries see many keys, with heads that decode_attention takes. Its queries are causal, as a single one is."""
+def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) -> bool:
+    """Whether few queries see many keys, with heads that decode_attention takes. It is causal; a single query is at the last
+    position, and sees all keys either way."""
     return (
-        q.device.type in DIVIDED_ON
+        q.device.type in DEVICES_THAT_DIVIDE
         and q.dim() == k.dim() == 4
         and q.shape[1] <= MOST_NEW
         and k.shape == v.shape
-        and k.shape[1] > MANY
+        and (k.shape[1] if window is None else min(k.shape[1], window)) > MANY_KEYS
         and (causal or q.shape[1] == 1)
         and q.numel() > 0
         and (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])

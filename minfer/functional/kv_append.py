@@ -41,7 +41,8 @@ def kv_append_(
     Paged, where k and v are (tokens, kv_heads, head_dim): token t is written to where[t] = page * slots + slot, a slot
     mapping as vLLM has it. Contiguous, where k and v are (batch, new, kv_heads, head_dim) and a block is a sequence: where[i]
     is the position of the first new token of sequence i. `where` is int64. Tokens whose place is outside of the cache, such
-    as -1 for padding, are not written. If two tokens have the same place, either may be kept.
+    as -1 for padding, are not written. If two tokens have the same place, either may be kept. The caches must not share
+    elements; the function only checks that they are not the same tensor object.
 
     The caches have the dtype of k and v, float32, float16 or bfloat16. With `scales`, float32 (2,), one for k and one for v,
     the caches are float8_e4m3fn and keep value / scale, saturated to 448. k and v may be parts of one projection, with other

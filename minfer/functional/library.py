@@ -58,11 +58,9 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
     def check(given: tuple[Any, ...], named: dict[str, Any], places: list[Any]) -> None:
         for place, name, types, takes in places:
             value = given[place] if place < len(given) else named.get(name, MISSING)
-            got = type(value).__name__
-            is_number = not isinstance(value, torch.Tensor) or "tensor" in takes or value.numel() == 1
-            if not is_number:
-                got = f"a tensor of {tuple(value.shape)}"
-            if value is not MISSING and not (isinstance(value, types) and is_number):
+            has_many = isinstance(value, torch.Tensor) and "tensor" not in takes and value.numel() != 1
+            if value is not MISSING and (has_many or not isinstance(value, types)):
+                got = f"a tensor of {tuple(value.shape)}" if has_many else type(value).__name__
                 raise TypeError(f"minfer.{function.__name__} takes {takes} as {name}, got {got}") from None
 
     def check_layouts(given: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -102,8 +100,8 @@ def refuse_gradients(name: str, *tensors: torch.Tensor | None, why: str = NO_BAC
 
 
 def refuse_second_derivatives(name: str) -> None:
-    """Make the backward of `torch.ops.minfer.<name>_backward` raise RuntimeError. Without one, PyTorch only warns, once in a
-    process, and leaves this part of a gradient out."""
+    """Make the backward of `torch.ops.minfer.<name>_backward` raise RuntimeError. If the op had no backward, PyTorch would only
+    warn, once in a process, and leave this part of a gradient out."""
 
     def refuse(context: Any, *gradients: torch.Tensor) -> None:
         raise RuntimeError(f"minfer.{name} has no second derivative: compute it with PyTorch's own functions")

@@ -203,8 +203,8 @@ def has_wide_heads(shape: Mapping[str, int]) -> bool:
 
 
 def latent_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v06_no_maximum: with keys of 192 and values of 128. No kernel was measured with such heads, and
-    the last of the ladder that supports them, v08_compact, is for short prompts."""
+    """Whether `attention` takes v06_no_maximum: with keys of 192 and values of 128. `best.json` has no times of such heads, so
+    without this rule `best` would take the last kernel that supports them, v13_wide_heads, which was not timed with them."""
     return "v_dim" in shape
 
 

@@ -78,7 +78,8 @@ def rope_(
     interleaved: bool = False,
 ) -> Pair:
     """`rope` in place: changes q and k, and returns them. What is not rotated is neither read nor written. q and k must not
-    share elements, because these would be rotated twice. Only one tensor as both is noticed.
+    share elements, because these would be rotated twice; the function only checks that they are not the same tensor
+    object.
 
     Raises RuntimeError where autograd records and q or k needs a gradient, because autograd may have saved the values that
     would be overwritten: use `rope` there. Under `torch.no_grad()` PyTorch itself notices the change: a backward that needs

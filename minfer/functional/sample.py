@@ -49,8 +49,8 @@ def sample(
     largest (0: no limit; equal logits are kept together); the tokens with larger logits have less than `top_p` of the mass
     that top_k keeps; and p is at least `min_p` times the largest p. One of the kept tokens is drawn with a probability
     proportional to p, by one random number for each row from `generator`, or from PyTorch's own. A temperature of 0 takes the
-    first of the largest logits. A row of NaN gives token 0. If only some logits of a row are NaN, any token of the row may
-    come, and likewise from a row of -inf: a mask must leave a token.
+    first of the largest logits. A row of NaN gives token 0. If some logits of a row are NaN, or all are -inf,
+    the token is arbitrary: a mask must leave at least one token.
 
     temperature, top_k, top_p and min_p are numbers, or tensors with one setting for each row: (rows,), float32, top_k
     int32 or int64. The host does not check the elements of tensors, because it would have to wait for the device. In a

@@ -1,10 +1,9 @@
-// The model of v23_mma_fitted's times for a GPU that the caller describes: multiprocessors, bytes of shared memory of each,
-// multiply-adds a cycle of each, bytes from the L2 a cycle of all, bytes of memory a microsecond, and cycles a microsecond.
+// The model of v23_mma_fitted's times for a GPU that the caller describes: the fields of MmaDevice, in its order.
 #include "cuda/gemm/mma_choice.h"
 
 namespace {
 
-minfer::MmaDevice device(const double* of) { return {int(of[0]), int(of[1]), of[2], of[3], of[4], of[5]}; }
+minfer::MmaDevice device(const double* of) { return {int(of[0]), int(of[1]), int(of[2]), of[3], of[4]}; }
 
 }  // namespace
 
@@ -14,10 +13,9 @@ extern "C" int minfer_mma_tiles(int* sizes) {
   return count / 2;
 }
 
-extern "C" double minfer_choose_mma(const double* of, int m, int n, int k, int* found) {
+extern "C" void minfer_choose_mma(const double* of, int m, int n, int k, int* found) {
   const minfer::MmaChoice choice = minfer::choose_mma(device(of), m, n, k, 4096);
-  found[0] = choice.tile.rows, found[1] = choice.tile.cols, found[2] = choice.parts;
-  return choice.us;
+  found[0] = choice.tile.rows, found[1] = choice.tile.cols, found[2] = choice.tile.deep, found[3] = choice.parts;
 }
 
 extern "C" double minfer_mma_us(const double* of, const int* tile, int parts, int m, int n, int k) {

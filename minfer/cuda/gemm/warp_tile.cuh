@@ -23,7 +23,7 @@ void require_vectors(const Gemm<T>& g) {
 template <typename Place, bool kDown, int kRows, int kCols, int kThreads, typename T>
 struct TileCopy {
   static constexpr int kPieces = kCols / 8, kRowStep = kThreads / kPieces;
-  static constexpr int kRest = kRows % kRowStep;  // rows, of which only some of the threads copy a piece
+  static constexpr int kRest = kRows % kRowStep;  // the last rows: the first kRest * kPieces threads copy a piece each
   static_assert(kThreads % kPieces == 0 && !(kDown && kRest > 0));
 
   const T* source;           // this thread's first piece of the next tile

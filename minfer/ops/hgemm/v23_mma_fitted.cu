@@ -1,11 +1,13 @@
 // v23_mma_fitted: mma.sync for GPUs before Hopper, with tiles of many sizes and k divided among blocks where tiles are few.
-// Idea: v07's only tile has 128 x 256. On an L40S with 142 SMs, 300 x 4096 are 48 such tiles, so that two of three SMs have no
-// work. v16_skinny has tiles for up to 128 rows, but none for 48 or 100. Here a model of the time chooses one of twelve tiles,
-// from 16 x 64 to 256 x 128, and up to 16 parts of k (cuda/gemm/mma_choice.h). It counts waves of blocks, multiply-adds and
-// bytes, with the rates of the GPU at hand; its constants are from v07's and v16's times on an H200. Tiles of up to 128 x 128
-// take half of an SM, and run in pairs: one block multiplies while the other waits for operands, or stores.
-// Expected (L40S): little more than the time of reading B up to 200 rows; 1.75 x over v07 at 300 x 4096 x 4096, and 1 x where
-// tiles of 128 x 256 make many waves.
+// Idea: with fp32 sums v07 has one tile, 128 x 256. On an L40S with 142 SMs, 300 x 4096 are 48 such tiles, so that two of three
+// SMs have no work. v16_skinny has tiles for up to 128 rows, but none for 48 or 100. Here a model of the time chooses one of
+// twelve tiles, from 16 x 64 to 256 x 128, and up to 16 parts of k (cuda/gemm/mma_choice.h). It counts waves of blocks,
+// multiply-adds and bytes, with the rates of the GPU at hand; its constants are from v07's and v16's times on an H200. Tiles of
+// up to 128 x 128 take half of an SM, and run in pairs: one block multiplies while the other waits for operands, or stores.
+// Expected (L40S): up to 200 rows 1.1 to 1.25 x the time of reading B at 85 % of the memory's rate; 1.75 x over v07 at 300 x
+// 4096 x 4096, and 1 x where tiles of 128 x 256 make many waves.
+#include <array>
+
 #include "cuda/gemm/mma_choice.h"
 #include "hgemm.h"
 #include "split_k.cuh"
@@ -50,35 +52,45 @@ void launch_tile(const Gemm<T>& g, int parts) {
       g, parts, k_each, static_cast<float*>(partial.mutable_data_ptr()), parts > 1 ? counters_of(g.stream) : nullptr);
 }
 
-// Rates of an SM that CUDA does not report, a cycle: multiply-adds of mma.sync in half precision with fp32 sums (of an A100 and
-// an L40S by NVIDIA's white papers, of an H200 as measured), and bytes from the L2 while all SMs read (of an A100 by its white
-// paper, of an H200 as measured, of others a guess).
-#if MINFER_SM == 80
-constexpr double kMultiplyAdds = 1024, kL2Bytes = 47;
-#elif MINFER_SM == 90
-constexpr double kMultiplyAdds = 1380, kL2Bytes = 28;
-#else
-constexpr double kMultiplyAdds = 512, kL2Bytes = 14;
+#ifdef MINFER_SM
+constexpr int kArch = MINFER_SM;
+#else  // the emulator's
+constexpr int kArch = 0;
 #endif
 
-inline MmaDevice this_gpu() {
-  int device = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
+inline MmaDevice gpu_of(int device) {
   const auto attribute = [&](cudaDeviceAttr which) {
     int value = 0;
     STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, device));
     return value;
   };
-  const int sms = attribute(cudaDevAttrMultiProcessorCount);
-  // Clocks are in kHz, and a wire of the memory carries two bits a clock.
-  const double memory = 2e-3 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
-  return {sms, attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor), kMultiplyAdds, sms * kL2Bytes, memory,
-          1e-3 * attribute(cudaDevAttrClockRate)};
+  // Clocks are in kHz, and a wire of the memory carries two bits a clock. Some virtual GPUs report 0.
+  const double bytes = 2e-3 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
+  const double cycles = 1e-3 * attribute(cudaDevAttrClockRate);
+  return {kArch, attribute(cudaDevAttrMultiProcessorCount), attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+          bytes > 0 ? bytes : 1e6, cycles > 0 ? cycles : 1500};
+}
+
+// Remembered: the rates of the thread's last GPU, and choices, because a choice takes some microseconds of the host's time.
+inline MmaChoice choose(int m, int n, int k) {
+  struct Known {
+    int m, n, k;
+    MmaChoice choice;
+  };
+  thread_local int known_device = -1;
+  thread_local MmaDevice gpu;
+  thread_local std::array<Known, 64> choices;
+  int device = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  if (device != known_device) known_device = device, gpu = gpu_of(device), choices = {};
+  Known& known = choices[(uint64_t(m) * 31 + uint64_t(n) / 8 * 7 + uint64_t(k) / 8) % 64];
+  if (known.m != m || known.n != n || known.k != k) known = {m, n, k, choose_mma(gpu, m, n, k, kMostCounters)};
+  return known.choice;
 }
 
 template <Layout kLayout, typename T>
 void launch_layout(const Gemm<T>& g) {
-  const MmaChoice choice = choose_mma(this_gpu(), g.m, g.n, g.k, kMostCounters);
+  const MmaChoice choice = choose(g.m, g.n, g.k);
 #define MINFER_LAUNCH_IF(ROWS, COLS, ...) \
   if (choice.tile.rows == ROWS && choice.tile.cols == COLS) \
     return launch_tile<kLayout, ROWS, COLS, __VA_ARGS__>(g, choice.parts);
