@@ -116,7 +116,7 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
             of = [row for row in shown.values() if kind(row) == (op, device, judged)]
             if any(row["status"] != "unsupported" for row in of):
                 title = f"{run.name}: {op} on {device}{', each case on the median node' if nodes else ''}"
-                console.print(times.tabulate(title, of))
+                console.print(times.tabulate(title, of, console.width))
                 for line in times.list_notes(of):
                     console.print(line, soft_wrap=True)
     if nodes:

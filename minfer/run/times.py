@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.table import Table
 
 from minfer.rows import store
@@ -13,12 +14,24 @@ from minfer.rows.select import is_judged
 
 ABOVE = "*"  # behind a share of the peak that is above 100 %
 LABELS = ("kernel", "dtype", "parameters", "shape")
+READABLE = 15  # characters of a label that stay on a line, such as those of 4096x14336x4096
+STEADY_RATE = 9
+DROPPED = (
+    STEADY_RATE,
+    8,
+    7,
+    5,
+    11,
+    13,
+    6,
+    12,
+)  # columns, what a reader needs least first; a kernel's time always stays
 
 
-def tabulate(title: str, rows: list[store.Row]) -> Table:
+def tabulate(title: str, rows: list[store.Row], width: int) -> Table:
     """A line for each row; of one that was judged, the judge's figures only. What all rows have in common of dtype and
-    parameters is in the title, columns of numbers that no row has are left out, and labels are wrapped where the terminal is
-    narrow; a number is not cut at 100 columns."""
+    parameters is in the title, and columns of numbers that no row has are left out. A number is never cut. Where the terminal
+    has fewer columns than `width` needs, labels are wrapped, then columns are dropped, and the caption names these."""
     metric = next((row["metric"] for row in rows if row["metric"]), "throughput")
     baselines = {row["baseline"] for row in rows if row["baseline"]}
     other = "PyTorch" if baselines <= {"torch"} else baselines.pop() if len(baselines) == 1 else "baseline"
@@ -28,16 +41,39 @@ def tabulate(title: str, rows: list[store.Row]) -> Table:
     common = [i for i in (1, 2) if len({*columns[i][1]}) == 1]
     left_out = [*common, *(i for i in range(len(LABELS), len(columns) - 1) if not any(columns[i][1]))]
     title = ", ".join([title, *(columns[i][1][0] for i in common if columns[i][1][0])])
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     kept = [i for i in range(len(columns)) if i not in left_out]
-    for i in kept:
-        if i < len(LABELS):
-            table.add_column(columns[i][0], overflow="fold")
+    dropped = []
+    for i in (i for i in DROPPED if i in kept):
+        if _least_width([columns[i] for i in kept]) > width:
+            kept.remove(i)
+            dropped.append(("steady " if i == STEADY_RATE else "") + columns[i][0].replace("\n", " "))
+    chosen = [columns[i] for i in kept]
+    if _least_width(chosen) > width:  # one column of all labels, wrapped at its blanks
+        labels = [column for column in chosen if column[0] in LABELS]
+        joined = tuple(" ".join(filter(None, cells)) for cells in zip(*(cells for _, cells in labels), strict=True))
+        chosen = [(LABELS[0], joined), *chosen[len(labels) :]]
+    caption = f"Too wide for {width} columns: {', '.join(dropped)}." if dropped else None
+    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left", box=box.SIMPLE_HEAD,
+                  padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
+    for name, cells in chosen:
+        if name in LABELS:
+            table.add_column(name, overflow="fold", min_width=_width(name, cells))
         else:
-            table.add_column(columns[i][0], justify="left" if columns[i][0] == "status" else "right", no_wrap=True)
-    for line in zip(*(columns[i][1] for i in kept), strict=True):
+            table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
+    for line in zip(*(cells for _, cells in chosen), strict=True):
         table.add_row(*line)
     return table
+
+
+def _least_width(columns: list[tuple[str, tuple[str, ...]]]) -> int:
+    """The characters that a table of these columns needs: a column has a blank behind it and another before the next one."""
+    return sum(_width(name, cells) + 2 for name, cells in columns)
+
+
+def _width(name: str, cells: tuple[str, ...]) -> int:
+    """The characters that a column needs."""
+    longest = max(cell_len(line) for cell in (name, *cells) for line in cell.split("\n"))
+    return min(longest, READABLE) if name in LABELS else longest
 
 
 def label(row: store.Row) -> list[str]:

@@ -176,6 +176,31 @@ def test_columns_that_no_row_has_are_left_out_and_no_number_is_cut_at_100_column
     assert all(len(line) <= 100 for line in text.splitlines() if "512" in line)
 
 
+@pytest.mark.parametrize(
+    ("width", "dropped"),
+    [
+        (120, "steady TFLOP/s"),
+        (80, "steady TFLOP/s, steady µs, % of peak, TFLOP/s, status"),
+        (60, "steady TFLOP/s, steady µs, % of peak, TFLOP/s, status, % of PyTorch"),
+        (40, "steady TFLOP/s, steady µs, % of peak, TFLOP/s, status, % of PyTorch"),
+    ],
+)
+def test_on_a_narrow_terminal_columns_of_numbers_are_dropped_and_rows_keep_their_names(
+    width: int, dropped: str, tmp_path: Path
+):
+    values = VALUES | {"shape": {"m": 4096, "n": 14336, "k": 4096}, "cold_percent_of_peak": 50.2}
+    values |= {"cold_rate": 12.3, "steady_rate": 12.4}
+    rows = [row("torch", 12345.6, **values)]
+    for name, dtype in (("v03_a_long_name_of_a_kernel", "bfloat16"), ("v02_tiled", "float16")):
+        rows.append(kernel(name, 1.026, 1.013, 1.078, "tie", **values | {"dtype": dtype, "status": "unconverged"}))
+    text = summary(tmp_path, rows, width=width)
+    table, caption = text.split(f"Too wide for {width} columns: ")
+    assert "…" not in text and max(map(len, table.splitlines())) <= width and "12,345.6" in table
+    assert " ".join(caption.split()).startswith(f"{dropped}. ")
+    for label in ("v02_tiled", "float16", "bfloat16", "4096x14336x4096", "v03_a_long_name"):
+        assert label in table, label
+
+
 def test_what_comes_next_is_the_report_of_these_rows(shown: str, tmp_path: Path):
     assert f"minfer report {tmp_path}/results/nvidia-h200/r1" in shown.replace("'", "")
     assert "timing.cold_cap_s=10 gives each case more rounds" in shown
