@@ -16,15 +16,17 @@ from typing import Any
 
 try:
     import hydra
+    from omegaconf import MISSING, OmegaConf
+
+    from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, groups, register, written
+    from minfer.plan.known import check_kernels, check_op
+    from minfer.plan.mistakes import check_command_line, check_keys, explain
+    from minfer.plan.sweeps import entry_of
+except KeyboardInterrupt:  # these imports are most of the first half second
+    sys.exit(130)
 except ModuleNotFoundError as error:  # started with another Python than that of the environment
     name = error.name
     sys.exit(f"minfer: this Python has no {name}: start it in the environment, `uv run python -m minfer.launch ...`")
-from omegaconf import MISSING, OmegaConf
-
-from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, groups, register, written
-from minfer.plan.known import check_kernels, check_op
-from minfer.plan.mistakes import check_command_line, check_keys, explain
-from minfer.plan.sweeps import entry_of
 
 REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # a disk that is full, over its quota, or read-only
 
@@ -43,7 +45,7 @@ def compose() -> list[Config]:
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(composed.append)()
         return [_typed(config) for config in composed]
-    except UserError:
+    except (UserError, BrokenPipeError):  # of --help | head
         raise
     except Exception as error:  # Hydra's parsers also raise ValueError, TypeError and AssertionError
         raise UserError(explain(error)) from error
@@ -134,7 +136,7 @@ def exit_status(command: Callable[[], int]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # else a test's
             stream.reconfigure(errors="plain")
     try:
-        status = command()
+        status = _call(command)
         sys.stdout.flush()  # here, where a closed pipe is no traceback
         return status
     except UserError as error:
@@ -156,6 +158,15 @@ def exit_status(command: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         return 2
+
+
+def _call(command: Callable[[], int]) -> int:
+    try:
+        return command()
+    except SystemExit as end:  # as Hydra and argparse end a --help
+        if isinstance(end.code, str):
+            raise
+        return end.code or 0
 
 
 PLAIN = {"µ": "u", "±": "+-", "–": "-", "—": "-", "×": "x", "·": "*", "‡": "++", "†": "+", "²": "2"}

@@ -8,9 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from minfer import launch
-from minfer.jobs.run import Run
-from minfer.plan.config import UserError, groups, nearest
+try:
+    from minfer import launch
+    from minfer.jobs.run import Run
+    from minfer.plan.config import UserError, groups, nearest
+except KeyboardInterrupt:
+    sys.exit(130)
 
 RUN = " (RUN: a run's name or folder, or the word last for the newest run)"
 ACTIONS = {  # to a run, and how each is used
@@ -36,8 +39,7 @@ def main() -> int:
     """The command `minfer`; returns its exit status."""
     first = sys.argv[1] if len(sys.argv) > 1 else ""
     if first in USAGE and HELP & set(sys.argv[2:]):
-        print(USAGE[first])
-        return 0
+        return launch.exit_status(lambda: print(USAGE[first]) or 0)
     if first in ACTIONS:
         return act(first, sys.argv[2:])
     if first == RUNS:

@@ -31,6 +31,12 @@ from minfer.run.progress import RunProgress
 from minfer.run.terminal import count, print_plan, print_size, print_summary
 
 
+class Stopped(UserError):
+    """Ctrl-C came when jobs may have been started."""
+
+    status = 130
+
+
 @dataclass(frozen=True)
 class Launch:
     """A planned request: its cases, split into shards. Each node runs all shards."""
@@ -45,16 +51,20 @@ def run(config: Config) -> int:
     """Plan a request, run it, and show the results. Returns the exit status, `exit_status_of`.
     Raises UserError."""
     console = terminal.console()
-    _load_extra(config)
-    executor = executors.choose(config.cluster, config.container)
-    if config.dry_run != SCRIPT:  # dry_run=script prints only the script
-        print_notes(console, executor.list_set_aside())
-    launch = _plan(console, config, executor)
-    if config.dry_run:
-        _show_plan(console, config, executor, launch)
-        return 0
-    print_size(console, config, launch.plan, launch.shards)
-    run = _submit(console, config, executor, launch)
+    try:
+        _load_extra(config)
+        executor = executors.choose(config.cluster, config.container)
+        if config.dry_run != SCRIPT:  # dry_run=script prints only the script
+            print_notes(console, executor.list_set_aside())
+        launch = _plan(console, config, executor)
+        if config.dry_run:
+            _show_plan(console, config, executor, launch)
+            return 0
+        print_size(console, config, launch.plan, launch.shards)
+        run = _submit(console, config, executor, launch)
+    except KeyboardInterrupt:
+        console.print("Stopped before anything was started.")
+        raise
     return finish(console, run, executor, launch.plan) if config.wait else 0
 
 
@@ -131,17 +141,19 @@ def _submit(console: Console, config: Config, executor: Executor, launch: Launch
             soft_wrap=True,
         )
     run = _create_run(config)
-    shards = _write_shards(run, launch)
     try:
+        shards = _write_shards(run, launch)
         with run.lock():
             executor.submit(run, shards)
-    except (UserError, OSError) as error:
+    except (UserError, OSError, KeyboardInterrupt) as error:
         lost: dict[str, Seen] | None = None
         if not run.all_jobs and not run.cancelled and not isinstance(error, MaybeQueued):
             # another NoAnswer comes before anything is submitted
             lost = {} if isinstance(error, NoAnswer) else executors.find_states(run, [])
         if lost == {}:  # no job was submitted that would write there
             shutil.rmtree(run.folder, ignore_errors=True)
+        elif isinstance(error, KeyboardInterrupt):
+            raise Stopped(f"stopped while jobs were being submitted. {look_commands(run)}") from error
         if lost and isinstance(error, OSError):
             raise UserError(
                 f"{len(lost)} jobs are queued as {run.name}, and their ids cannot be written to {run.folder}: "

@@ -26,10 +26,16 @@ from minfer.run.progress import RunProgress
 MOST_CASES = 60  # that dry_run lists one by one
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to `launch.exit_status`: Rich would exit with 1, which says that cases have no row."""
+        raise  # what Rich has caught
+
+
 def console() -> Console:
     """Where all this is shown. A log has no width, and the table needs this much."""
-    shown = Console(highlight=False, markup=False)
-    return shown if shown.is_terminal else Console(highlight=False, markup=False, width=160)
+    shown = _Console(highlight=False, markup=False)
+    return shown if shown.is_terminal else _Console(highlight=False, markup=False, width=160)
 
 
 def print_plan(

@@ -129,6 +129,36 @@ def test_a_reader_who_goes_away_ends_a_command_quietly(chunks: int):
     assert (process.returncode, said) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "sys.argv[1:] = ['--help']; sys.exit(cli.main())",
+        "sys.argv[1:] = ['status', '--help']; sys.exit(cli.main())",
+        "sys.argv[1:] = ['--cfg', 'job', '+sweep=hgemm']; sys.exit(cli.main())",
+        "from minfer.run.terminal import console; sys.exit(launch.exit_status(lambda: console().print('x')))",
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_help_and_tables_that_nobody_reads_end_quietly(call: str, unbuffered: str):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; from minfer import cli, launch; {call}"],
+            cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": unbuffered}, stdout=closed, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize("module", ["minfer", "minfer.launch"])
+def test_an_interrupt_while_it_imports_is_silent(module: str, tmp_path):
+    (tmp_path / "hydra.py").write_text("raise KeyboardInterrupt")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    command = [sys.executable, "-P", "-m", module, "+sweep=hgemm"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_another_pipe_that_breaks_is_no_quiet_end():
     code = "import os; from minfer import launch; r, w = os.pipe(); os.close(r); launch.exit_status(lambda: os.write(w, b'x'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

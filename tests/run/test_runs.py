@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,7 +23,7 @@ from minfer.jobs import executors, queue
 from minfer.jobs.executors import local
 from minfer.jobs.run import CONFIG, JOBS, Job, Run
 from minfer.plan.cases import Plan
-from minfer.plan.config import Cluster, Config, Container, UserError
+from minfer.plan.config import Cluster, Config, Container, Shape, UserError
 from minfer.plan.extra import load
 from minfer.plan.shard import Shard, Unfit, hash_outside
 from minfer.process.stopping import AGAIN, STOPPED, Stopping
@@ -402,3 +403,34 @@ def test_a_second_interrupt_leaves_no_jobs_and_the_last_sentence_is_said(tmp_pat
     assert start.finish(console, Run(tmp_path), executor, Plan([], {}, {})) == 130
     assert len(ended) == 1 and "Stopped; finished rows are kept. To go on: " in console.export_text()
     assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize("where", ["find_device", "submit"])
+def test_an_interrupt_before_jobs_start_is_said_and_leaves_no_run(where: str, tmp_path, monkeypatch, capsys):
+    def interrupted(*about: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local.Local, where, interrupted)
+    folders = {"results": str(tmp_path / "results"), "runs": str(tmp_path / "runs")}
+    with pytest.raises(KeyboardInterrupt):
+        start.run(tiny(device="cpu", **folders))
+    assert capsys.readouterr().out.endswith("Stopped before anything was started.\n")
+    assert not [*tmp_path.glob("runs/*")]
+
+
+def test_an_interrupt_when_jobs_may_have_been_started_names_them(tmp_path, monkeypatch):
+    def interrupted(self: local.Local, run: Run, shards: list[str]) -> None:
+        run.add_jobs([Job(shards[0], "0", "local")])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local.Local, "submit", interrupted)
+    with pytest.raises(start.Stopped, match=r"stopped while jobs were being submitted\. To look: .* cancel ") as stopped:
+        start.run(tiny(device="cpu", results=str(tmp_path / "results"), runs=str(tmp_path / "runs")))
+    assert stopped.value.status == 130 and [*tmp_path.glob("runs/*/jobs.jsonl")]
+
+
+def tiny(**keys: Any) -> Config:
+    """A request for one small case on this machine."""
+    sizes = Shape("one", cpu=[{"m": 8, "n": 8, "k": 8}])
+    where = {"cluster": Cluster("local", executor="local"), "timing": FAST}
+    return Config(op="hgemm", kernel="torch", dtype="float16", shape=sizes, **where | keys)
