@@ -30,6 +30,7 @@ class Device:
     kind: str  # "cuda" or "cpu"
     capability: tuple[int, int] | None = None
     gpus: int = 1  # on this machine
+    name: str = ""  # as rows name it, if a job is sure to find the same one and the same software
     note: str = ""  # for the user, if minfer chose where jobs run, or their device
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import submitit
 
+from minfer.bench import device
 from minfer.bench.device import IMAGE, NO_GPU, driver_too_old
 from minfer.jobs.executors.base import Device, Executor, ignore_interrupts
 from minfer.jobs.queue import Account, Seen
@@ -33,12 +34,15 @@ class Local(Executor):
         """The GPUs of this machine, or its CPU."""
         found = None if wanted == "cpu" else _find_gpus()
         if found is not None:
-            return Device("cuda", *found)
+            capability, count, names = found
+            name = names[0] if len(set(names)) == 1 and self.container.image is None else ""
+            return Device("cuda", capability, count, name)
         if wanted == "cuda":
             raise UserError(f"device=cuda, and {NO_GPU}")
         why = f" ({NO_GPU})" if IMAGE else ""
         note = f"No CUDA GPU here{why}: running the CPU kernels over the CPU shapes." if wanted == "auto" else ""
-        return Device("cpu", note=note)
+        name = "" if self.container.image else device.name(device.pick("cpu"))
+        return Device("cpu", name=name, note=note)
 
     @property
     def shards_per_job(self) -> int:
@@ -98,19 +102,21 @@ class Local(Executor):
         return []
 
 
-def _find_gpus() -> tuple[tuple[int, int], int] | None:
-    """The compute capability of the first visible GPU, and the number of GPUs. Asks a process of its own, so that this one
-    creates no CUDA context.
+def _find_gpus() -> tuple[tuple[int, int], int, list[str]] | None:
+    """The compute capability of the first visible GPU, the number of GPUs, and their names. Asks a process of its own, so that
+    this one creates no CUDA context.
 
     Raises UserError if the GPU's driver is too old: `device=auto` must not silently take the CPU then."""
     if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
         return None
-    probe = "import torch; print(*torch.cuda.get_device_capability(), torch.cuda.device_count())"
+    probe = "import torch; from torch import cuda; print(*cuda.get_device_capability(), cuda.device_count()); "
+    probe += "[print(cuda.get_device_name(gpu)) for gpu in range(cuda.device_count())]"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     if why := driver_too_old(done.stderr):
         raise UserError(f"{why}; or use device=cpu")
-    words = done.stdout.split()
-    return ((int(words[0]), int(words[1])), int(words[2])) if len(words) == 3 else None
+    first, *names = done.stdout.splitlines() or [""]
+    words = first.split()
+    return ((int(words[0]), int(words[1])), int(words[2]), names) if len(words) == 3 and names else None
 
 
 def _choose_gpu(shard: int, total: int) -> str | None:

@@ -5,6 +5,7 @@ a trace; `minfer submit`, `minfer archive` and `minfer board` are for kernels th
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -93,19 +94,28 @@ def runs(words: list[str]) -> int:
 
 
 def read(reader: str, words: list[str]) -> int:
-    """Do one of READERS; the exit status is its own. `last` is the name of the newest run."""
+    """Do one of READERS; the exit status is its own. `last` is the name of the newest run with rows."""
 
     def call_reader() -> int:
         import minfer.analysis.compare  # and Matplotlib, which no other command waits for
         import minfer.analysis.report
 
         named = [
-            Run.find(word).name if word == "last" and not Path(word).exists() and not before.startswith("-") else word
+            _find_newest().name if word == "last" and not Path(word).exists() and not before.startswith("-") else word
             for before, word in zip(["", *words], words, strict=False)
         ]
         return {"report": minfer.analysis.report.main, "compare": minfer.analysis.compare.main}[reader](named)
 
     return launch.exit_status(call_reader)
+
+
+def _find_newest() -> Run:
+    """The newest run with rows of its own: one under SLURM may have found all of them in the results (resume=true)."""
+    for run in reversed(Run.list_all()):
+        with contextlib.suppress(UserError):  # a run whose request is broken
+            if run.row_files:
+                return run
+    return Run.find("last")
 
 
 def race(words: list[str]) -> int:

@@ -28,13 +28,13 @@ class Plan:
     unsupported: dict[str, str]  # case key -> why
     left_out: dict[str, str]  # kernel -> why it is not in the matrix at all
     resources: dict[str, dict[str, Any]] = field(default_factory=dict)  # case key -> what its sweep's own jobs ask for
+    found: set[str] = field(default_factory=set)  # keys of the cases whose rows are there already (resume=true)
 
     def seconds(self, config: Config, jobs: int = 1) -> float:
         """About how long it takes on `jobs` nodes at once, builds included."""
-        kernels = {(case.op, case.kernel) for case in self.cases if case.key not in self.unsupported}
-        builds = sum(ops.get(op).kernels[name].needs_build for op, name in kernels)
-        timed = len(self.cases) - len(self.unsupported)
-        return math.ceil(timed / jobs) * config.timing.estimate() + (BUILD_S if builds else 0)
+        timed = [case for case in self.cases if case.key not in self.unsupported and case.key not in self.found]
+        builds = sum(ops.get(op).kernels[name].needs_build for op, name in {(case.op, case.kernel) for case in timed})
+        return math.ceil(len(timed) / jobs) * config.timing.estimate() + (BUILD_S if builds else 0)
 
 
 def plan(config: Config, device: str, capability: tuple[int, int] | None = None) -> Plan:

@@ -193,6 +193,10 @@ class Config:
     untrusted: bool = False  # judge each kernel from another process, too, which takes some seconds a case
     beside: str = ""  # with untrusted=true: a kernel that the judge times in the same rounds as each of the others
 
+    def list_profilers(self) -> dict[str, dict[str, Any]]:
+        """What looks at the cases after the timings, each with its options."""
+        return self.profiler.options() | ({"memcheck": {}} if self.verify.memcheck else {})
+
 
 def register() -> None:
     """Register with Hydra the types (the schema that `conf/config.yaml` starts from) and the ops' sets of shapes. A user's

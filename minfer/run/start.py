@@ -25,10 +25,11 @@ from minfer.plan import cases, extra, shell
 from minfer.plan.config import CONF, INSTALLED, SCRIPT, Config, MaybeQueued, NoAnswer, UserError, name_changes
 from minfer.plan.shard import Shard, hash_outside
 from minfer.rows.store import FAILED
-from minfer.run import failures, notify, retries, terminal
+from minfer.run import failures, notify, resumed, retries, terminal
 from minfer.run.live import follow
 from minfer.run.progress import RunProgress
-from minfer.run.terminal import count, print_plan, print_size, print_summary
+from minfer.run.terminal import COLUMNS, count, print_found, print_plan, print_size, print_summary
+from minfer.worker.resume import Found
 
 
 class Stopped(UserError):
@@ -45,6 +46,7 @@ class Launch:
     device: str  # "cuda" or "cpu"
     shards: list[list[Case]]
     nodes: list[str] | list[None]  # None: SLURM chooses
+    found: dict[str, Found]  # by the keys of cases: their rows that are there already (resume=true)
 
 
 def run(config: Config) -> int:
@@ -60,6 +62,8 @@ def run(config: Config) -> int:
         if config.dry_run:
             _show_plan(console, config, executor, launch)
             return 0
+        if launch.found.keys() >= {case.key for case in launch.plan.cases}:
+            return _show_found(console, launch)
         print_size(console, config, launch.plan, launch.shards)
         run = _submit(console, config, executor, launch)
     except KeyboardInterrupt:
@@ -108,7 +112,15 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
         if config.dry_run != SCRIPT:
             print_notes(console, left_out)
             console.print(f"The same cases on each of {len(nodes)} nodes: {', '.join(nodes)}.", soft_wrap=True)
-    return Launch(plan, device.kind, cases.split(plan, config, executor.count_shards(device)), nodes)
+    found = resumed.find(config, device, plan.cases)
+    plan.found.update(found)
+    return Launch(plan, device.kind, cases.split(plan, config, executor.count_shards(device)), nodes, found)
+
+
+def _show_found(console: Console, launch: Launch) -> int:
+    """Show the rows of a request of which nothing is missing; no run is created. Returns the exit status."""
+    print_found(console, *resumed.load(launch.found.values(), COLUMNS))
+    return 4 if any(row.status in FAILED for row in launch.found.values()) else 0
 
 
 def _show_plan(console: Console, config: Config, executor: Executor, launch: Launch) -> None:
@@ -201,7 +213,7 @@ def _write_shards(run: Run, launch: Launch) -> list[str]:
             resume=config.resume,
             untrusted=config.untrusted,
             beside=config.beside,
-            profilers=config.profiler.options() | ({"memcheck": {}} if config.verify.memcheck else {}),
+            profilers=config.list_profilers(),
             extra=config.extra,
             commit=commit,
             sources=hash_outside(config.extra, part),

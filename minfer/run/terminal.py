@@ -24,6 +24,15 @@ from minfer.run import by_node, failures, times
 from minfer.run.progress import RunProgress
 
 MOST_CASES = 60  # that dry_run lists one by one
+FOUND = "in the results already"
+# Of the rows that are shown.
+COLUMNS = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
+           "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
+           "cold_baseline_us", "flags",
+           "cold_percent_of_peak", "node", "steady_us", "steady_rate",
+           "bytes", "cold_rounds", "metrics", "functions", "profilers", "guarantee",
+           "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
+           "judged_baseline_us"]  # fmt: skip
 
 
 class _Console(Console):
@@ -51,7 +60,8 @@ def print_plan(
         for case in cases:
             params = ", ".join(f"{k}={v}" for k, v in case.params.items())
             why = plan.unsupported.get(case.key)
-            whose = case.op, case.kernel, case.dtype, params, f"not run: {why}" if why else ""
+            said = FOUND if case.key in plan.found else f"not run: {why}" if why else ""
+            whose = case.op, case.kernel, case.dtype, params, said
             key = whose if len(plan.cases) > MOST_CASES else (*whose, case.shape_name, str(index))
             lines.setdefault(key, []).append((case.shape_name, index))
     for (op, kernel, dtype, params, why, *_), of in lines.items():
@@ -60,6 +70,9 @@ def print_plan(
     console.print(table)
     for line in _list_left_out(plan):
         console.print(line)
+    if len(plan.found) == len(plan.cases):
+        console.print(f"Would run nothing: all rows are {FOUND} (resume=true).")
+        return
     at_once, length = _length(config, plan, shards)
     where = f", {at_once} jobs at once," if at_once > 1 else ","
     console.print(
@@ -74,7 +87,8 @@ def print_size(console: Console, config: Config, plan: Plan, shards: list[list[C
 
 def _size(plan: Plan) -> str:
     of = ", ".join(dict.fromkeys(case.op for case in plan.cases))
-    return f"{len(plan.cases)} cases of {of}"
+    found = f", {len(plan.found)} of them {FOUND} (resume=true)" if plan.found else ""
+    return f"{len(plan.cases)} cases of {of}{found}"
 
 
 def _length(config: Config, plan: Plan, shards: list[list[Case]]) -> tuple[int, datetime.timedelta]:
@@ -102,42 +116,19 @@ def has_too_few_rounds(row: store.Row) -> bool:
 
 def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
     """The table of a run and what to do next; returns whether every case has a row."""
-    columns = ["run", "case", "op", "kernel", "dtype", "params", "shape", "status", "message", "device", "finished", "cold_us",
-               "metric", "cold_rate", "cold_speedup", "cold_speedup_low", "cold_speedup_high", "cold_verdict", "baseline",
-               "cold_baseline_us", "flags",
-               "cold_percent_of_peak", "node", "steady_us", "steady_rate",
-               "bytes", "cold_rounds", "metrics", "functions", "profilers", "guarantee",
-               "judged_us", "judged_rate", "judged_speedup", "judged_speedup_low", "judged_speedup_high", "judged_verdict",
-               "judged_baseline_us"]  # fmt: skip
     wanted = {case.key: index for index, case in enumerate(plan.cases)}
     run = progress.run
-    rows = run.rows(columns)
+    rows = run.rows(COLUMNS)
     nodes = [shard.pinned for shard in progress.shards.values() if shard.pinned]
     shown = rows
     if rows:
         rows = dict(sorted(rows.items(), key=lambda item: wanted.get(item[0][1], 0)))
         shown = by_node.pick_median_rows(rows) if nodes else rows
-        kind = lambda row: (row["op"], row["device"], is_judged(row))
-        for op, device, judged in dict.fromkeys(map(kind, shown.values())):
-            of = [row for row in shown.values() if kind(row) == (op, device, judged)]
-            if any(row["status"] != "unsupported" for row in of):
-                title = f"{run.name}: {op} on {device}{', each case on the median node' if nodes else ''}"
-                console.print(times.tabulate(title, of, console.width))
-                for line in times.list_notes(of):
-                    console.print(line, soft_wrap=True)
+        where = ", each case on the median node" if nodes else ""
+        _print_times(console, f"{run.name}: ", list(shown.values()), where)
     if nodes:
         console.print(by_node.tabulate(run.name, by_node.compare(rows.values(), nodes)))
-    for table in (_tabulate_counters(list(shown.values())), _tabulate_static(list(shown.values()))):
-        if table:
-            console.print(table)
-    for (kernel, message), n in Counter(
-        (row["kernel"], drop_value(row["message"])) for row in rows.values() if row["status"] == "unsupported"
-    ).items():
-        console.print(f"{kernel}: {n} unsupported: {message}")
-    for line in _list_problems(rows.values(), name_nodes=bool(nodes)):
-        console.print(line)
-    for line in _list_unprofiled(list(rows.values())):
-        console.print(line)
+    _print_reasons(console, list(rows.values()), name_nodes=bool(nodes))
     counts = Counter(row["status"] for row in rows.values())
     if counts:
         console.print(
@@ -160,11 +151,8 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
     reasons = progress.reasons()
     for failure in failures.collect(progress):
         console.print(failures.describe(failure, reasons), soft_wrap=True)
-    files = run.row_files
-    for path in files:
-        console.print(f"Rows: {shell.relative(path)}", soft_wrap=True)
     if rows:
-        console.print(f"Next: {_report_command(sorted({path.parent for path in files}))}", soft_wrap=True)
+        _print_files(console, run.row_files)
     redo = sum(len(shard.redo) for shard in progress.shards.values())
     if redo:
         console.print(f"{redo} of these cases are still to be done again; their rows above are the old ones.")
@@ -173,6 +161,47 @@ def print_summary(console: Console, progress: RunProgress, plan: Plan) -> bool:
             f"{progress.first} of these cases have cold times only, of a first pass, and are still to be timed in full."
         )
     return not redo and not progress.first and set(wanted) <= {case for _, case in rows} | skipped
+
+
+def print_found(console: Console, rows: list[store.Row], files: list[Path]) -> None:
+    """The table of rows that were in these files before, where a launch with resume=true has nothing to do."""
+    _print_times(console, "", rows)
+    _print_reasons(console, rows, name_nodes=False)
+    console.print(f"All {count(len(rows), 'case')} were in the results already (resume=true); nothing was started.")
+    _print_files(console, files)
+
+
+def _print_times(console: Console, name: str, rows: list[store.Row], where: str = "") -> None:
+    """A table for each op and device, and what was counted. Judged rows have a table of their own."""
+    kind = lambda row: (row["op"], row["device"], is_judged(row))
+    for op, device, judged in dict.fromkeys(map(kind, rows)):
+        of = [row for row in rows if kind(row) == (op, device, judged)]
+        if any(row["status"] != "unsupported" for row in of):
+            console.print(times.tabulate(f"{name}{op} on {device}{where}", of, console.width))
+            for line in times.list_notes(of):
+                console.print(line, soft_wrap=True)
+    for table in (_tabulate_counters(rows), _tabulate_static(rows)):
+        if table:
+            console.print(table)
+
+
+def _print_reasons(console: Console, rows: list[store.Row], name_nodes: bool) -> None:
+    """Why rows have no times or no counters."""
+    for (kernel, message), n in Counter(
+        (row["kernel"], drop_value(row["message"])) for row in rows if row["status"] == "unsupported"
+    ).items():
+        console.print(f"{kernel}: {n} unsupported: {message}")
+    for line in _list_problems(rows, name_nodes):
+        console.print(line)
+    for line in _list_unprofiled(rows):
+        console.print(line)
+
+
+def _print_files(console: Console, files: list[Path]) -> None:
+    """Where the rows are, and what to do next."""
+    for path in files:
+        console.print(f"Rows: {shell.relative(path)}", soft_wrap=True)
+    console.print(f"Next: {_report_command(sorted({path.parent for path in files}))}", soft_wrap=True)
 
 
 def _explain_unconverged(rows: list[store.Row], timing: Timing) -> str:

@@ -42,6 +42,19 @@ def find_written(shard: Shard) -> Iterator[Written]:
                 yield Written(case, row["status"], set(row["profilers"] or ()), path, is_first)
 
 
+@dataclass(frozen=True)
+class Found:
+    """A row because of which a case need not run."""
+
+    status: str
+    guarantee: str | None
+    path: Path
+    key: tuple[str, str, str, str]  # its columns KEY
+
+
+KEY = ("case", "source", "timing", "device")
+
+
 class Elsewhere:
     """The rows that all runs have written for a shard's cases, for `resume=true`. Another run may be writing rows at the same
     time."""
@@ -49,11 +62,11 @@ class Elsewhere:
     def __init__(self, shard: Shard, machine: Machine) -> None:
         self.shard, self.machine = shard, machine
         self._read: dict[Path, int] = {}  # files, and when each was last changed
-        self._done: dict[tuple[str, str, str, str], tuple[str, str | None]] = {}  # status and guarantee
+        self._done: dict[tuple[str, str, str, str], Found] = {}
 
-    def find(self, case: Case) -> str | None:
-        """The status of the row because of which a case need not run; None if the case has to run. Considers only rows that
-        `refresh` has read."""
+    def find(self, case: Case) -> Found | None:
+        """The row because of which a case need not run; None if the case has to run. Considers only rows that `refresh` has
+        read."""
         if not self._done or case.key in self.shard.redo:
             return None
         kernel = ops.get(case.op).kernels[case.kernel]
@@ -61,17 +74,17 @@ class Elsewhere:
         must_be_judged = self.shard.untrusted and not kernel.returns  # those are never judged
         for rules in (rules_of("judged"), rules_of(None)):
             source = fingerprint(kernel, self.machine.arch, rules)
-            status, guarantee = self._done.get((case.key, source, self.shard.timing.name, device), (None, None))
+            found = self._done.get((case.key, source, self.shard.timing.name, device))
             # A judged row with the source of a row that nobody judged is of a judge with other rules.
-            if status and not (must_be_judged and guarantee and rules == rules_of(None)):
-                return status
+            if found and not (must_be_judged and found.guarantee and rules == rules_of(None)):
+                return found
         return None
 
     def refresh(self) -> None:
         """Read the rows that were written since the last call."""
         if not self.shard.resume:
             return
-        columns = ["case", "source", "timing", "device", "status", "guarantee", "profilers"]
+        columns = [*KEY, "status", "guarantee", "profilers"]
         for path in store.files(Path(self.shard.results)):
             try:
                 changed = path.stat().st_mtime_ns
@@ -84,7 +97,7 @@ class Elsewhere:
                 unprofiled = set(self.shard.profilers) - set(old["profilers"] or ())
                 if old["status"] in FINAL and not unprofiled:
                     key = old["case"], old["source"], old["timing"], old["device"]
-                    self._done[key] = old["status"], old["guarantee"]
+                    self._done[key] = Found(old["status"], old["guarantee"], path, key)
 
     def order(self, cases: list[Case]) -> list[Case]:
         """Cases in the order in which to run them. Each run begins at another case, so that two runs at once do not time the
@@ -97,7 +110,7 @@ def find_pending(shard: Shard, elsewhere: Elsewhere, tell: Callable[..., None]) 
     """The cases that still have to run."""
     elsewhere.refresh()
     for case in shard.cases:
-        if (status := elsewhere.find(case)) is None:
+        if (found := elsewhere.find(case)) is None:
             yield case
         else:
-            tell(event="skip", case=case.key, status=status)
+            tell(event="skip", case=case.key, status=found.status)

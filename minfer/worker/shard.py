@@ -83,7 +83,7 @@ def run_cases(shard: Shard, tell: Events, stopping: Stopping) -> None:
                 for case in elsewhere.order([case for case in todo if case.key not in finished]):
                     elsewhere.refresh()
                     if (found := elsewhere.find(case)) is not None:  # another run has measured it meanwhile
-                        tell(event="skip", case=case.key, status=found)
+                        tell(event="skip", case=case.key, status=found.status)
                         continue
                     runner.run(case)
                 supervisor.end()  # profilers may want the device, and its memory, to themselves

@@ -108,6 +108,12 @@ def test_the_last_run_is_named_to_those_who_read_rows_and_options_are_left_alone
         (tmp_path / "runs" / name / "config.yaml").touch()
     for reader in (minfer.analysis.report, minfer.analysis.compare):
         monkeypatch.setattr(reader, "main", lambda words: given.append(words) or 0)
+    request = "op: hgemm\ndtype: float16\nshape: {name: s}\ntiming: {name: t}\ncluster: {name: c}\n"
+    for name in ("20260102-000000-0000", "20260103-000000-0000"):  # the second is newer, and has no rows
+        (tmp_path / "runs" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / name / "config.yaml").write_text(request)
+    (tmp_path / "results/cpu/20260102-000000-0000").mkdir(parents=True)
+    (tmp_path / "results/cpu/20260102-000000-0000/0000-000.parquet").touch()
     assert cli.read("report", ["last", "-o", "last"]) == 0 and cli.read("compare", ["HEAD", "last"]) == 0
     (tmp_path / "last").touch()
     assert cli.read("report", ["last"]) == 0

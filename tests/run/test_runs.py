@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import os
@@ -19,6 +20,8 @@ import pytest
 from rich.console import Console
 
 from minfer import ops
+from minfer.bench import RULES, device
+from minfer.fingerprint import fingerprint
 from minfer.jobs import executors, queue
 from minfer.jobs.executors import local
 from minfer.jobs.run import CONFIG, JOBS, Job, Run
@@ -424,13 +427,48 @@ def test_an_interrupt_when_jobs_may_have_been_started_names_them(tmp_path, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local.Local, "submit", interrupted)
-    with pytest.raises(start.Stopped, match=r"stopped while jobs were being submitted\. To look: .* cancel ") as stopped:
+    with pytest.raises(
+        start.Stopped, match=r"stopped while jobs were being submitted\. To look: .* cancel "
+    ) as stopped:
         start.run(tiny(device="cpu", results=str(tmp_path / "results"), runs=str(tmp_path / "runs")))
     assert stopped.value.status == 130 and [*tmp_path.glob("runs/*/jobs.jsonl")]
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_resumed_launch_looks_for_rows_before_it_starts_a_job(lacks: bool, tmp_path, monkeypatch, capsys):
+    """It shows them and creates no run where none is missing; else only what is missing is planned."""
+    sizes = Shape("two", cpu=[{"m": [8, 16], "n": 8, "k": 8}])
+    folders = {"results": str(tmp_path / "results"), "runs": str(tmp_path / "runs")}
+    request = tiny(device="cpu", resume=True, shape=sizes, **folders)
+    torch = ops.get("hgemm").kernels["torch"]
+    about = {"timing": FAST.name, "device": device.name(device.pick("cpu")), "source": fingerprint(torch, "", RULES)}
+    cases = [ops.get("hgemm").case("torch", "float16", {"m": m, "n": 8, "k": 8}) for m in (8, 16)]
+    times = {"metric": "TFLOP/s", "cold_us": 12.5, "finished": datetime.datetime.now(datetime.UTC), "status": "wrong"}
+    rows = [{"run": "r1", "case": case.key, **case.to_dict(), **about, **times} for case in cases[: 1 if lacks else 2]]
+    (folder := tmp_path / "results" / "cpu" / "r1").mkdir(parents=True)
+    store.write(store.to_table(rows), folder / "0000-000.parquet")
+    submitted: list[Path] = []
+    monkeypatch.setattr(local.Local, "submit", lambda self, run, shards: submitted.append(run.folder))
+    request.wait = False
+
+    assert start.run(request) == (0 if lacks else 4)
+    said = capsys.readouterr().out
+    assert submitted == [*tmp_path.glob("runs/*")] and len(submitted) == lacks
+    if lacks:
+        assert "2 cases of hgemm, 1 of them in the results already (resume=true), about " in said
+    else:
+        assert "12.5" in said and "All 2 cases were in the results already (resume=true); nothing was started." in said
+        assert "Rows: " in said and "Next: " in said
+
+    request.dry_run = True
+    assert start.run(request) == 0
+    said = capsys.readouterr().out
+    assert said.count("│ in the results already") == (1 if lacks else 2)
+    assert ("Would run nothing: all rows are in the results already" in said) != lacks
 
 
 def tiny(**keys: Any) -> Config:
     """A request for one small case on this machine."""
     sizes = Shape("one", cpu=[{"m": 8, "n": 8, "k": 8}])
-    where = {"cluster": Cluster("local", executor="local"), "timing": FAST}
-    return Config(op="hgemm", kernel="torch", dtype="float16", shape=sizes, **where | keys)
+    where = {"cluster": Cluster("local", executor="local"), "timing": FAST, "shape": sizes}
+    return Config(op="hgemm", kernel="torch", dtype="float16", **where | keys)
