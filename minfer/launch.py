@@ -18,7 +18,7 @@ try:
     import hydra
     from omegaconf import MISSING, OmegaConf
 
-    from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, groups, register, written
+    from minfer.plan.config import CONF, INSTALLED, Config, UserError, check_values, register, written
     from minfer.plan.known import check_kernels, check_op
     from minfer.plan.mistakes import check_command_line, check_keys, explain
     from minfer.plan.sweeps import entry_of
@@ -81,7 +81,7 @@ def _typed(composed: Any) -> Config:
         check_op(composed.op)
     missing = OmegaConf.missing_keys(OmegaConf.merge(OmegaConf.structured(Config), composed))  # ~key deletes one
     if "op" in missing:
-        raise UserError(f"no sweep was chosen; add +sweep={' or +sweep='.join(groups()['sweep'])}")
+        raise UserError("no sweep was chosen: name one, such as +sweep=hgemm; --help lists them")
     if missing:
         key = min(missing)
         group = key.removesuffix(".name")  # it was deleted, or the user's file of it has no name

@@ -262,11 +262,11 @@ def choose(what: str, wanted: str, valid: Iterable[str]) -> str:
     raise UserError(f"unknown {what} {wanted!r}; {nearest(wanted, valid)}")
 
 
-def nearest(wanted: str, valid: Iterable[str]) -> str:
-    """`did you mean a or b?`, or all the valid ones where none is near."""
+def nearest(wanted: str, valid: Iterable[str], before: str = "") -> str:
+    """`did you mean a or b?`, or all the valid ones where none is near; `before` stands before each of them."""
     valid = list(valid)
-    close = difflib.get_close_matches(wanted, valid, n=3, cutoff=0.55)
-    return f"did you mean {' or '.join(close)}?" if close else f"valid: {', '.join(valid)}"
+    close = [before + word for word in difflib.get_close_matches(wanted, valid, n=3, cutoff=0.55)]
+    return f"did you mean {' or '.join(close)}?" if close else f"valid: {', '.join(before + word for word in valid)}"
 
 
 def check_values(config: Config) -> None:

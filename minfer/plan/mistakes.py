@@ -21,6 +21,8 @@ from minfer.plan.known import parameters
 
 FLAGS = ("--help", "--version", "--cfg", "--config-dir", "--multirun")  # what we suggest for a mistyped flag
 
+SEVERAL = ("kernel", "dtype", "profiler", "extra", "sweeps")  # keys that take a list of names
+
 
 def explain(error: BaseException, words: Sequence[str] | None = None) -> str:
     """What Hydra or OmegaConf has to say of the words of a request, by default those of the command line: one line that names
@@ -38,6 +40,8 @@ def explain(error: BaseException, words: Sequence[str] | None = None) -> str:
                 return f"{group} has no option {option!r}; {nearest(option, groups()[group])}"
     for link in chain:
         if isinstance(link, OverrideParseException):
+            if link.override in groups()["sweep"]:
+                return f"cannot read {link.override!r}; did you mean +sweep={link.override}?"
             quote = "; quote it, or the shell splits it at its blanks" if "{" in link.override else ""
             return f"cannot read {link.override!r}: {str(link).splitlines()[0]}{quote}"
         if isinstance(link, MarkedYAMLError) and (mark := link.problem_mark):
@@ -95,15 +99,28 @@ def check_command_line(words: Sequence[str]) -> None:
         key = name.lstrip("-").replace("-", "_")
         hint = f"keys have no dashes: write {key}=..." if key in _keys("") else nearest(name, FLAGS)
         raise UserError(f"unknown flag {name!r}; {hint}")
+    given: dict[str, str] = {}
     for word in words:
         if found := re.fullmatch(r"\+{1,2}sweep=\[(.*,.*)\]", word):
             raise UserError(several_sweeps(word, found[1]))
+        key, _, value = word.lstrip("+").partition("=")
+        if given.setdefault(key, value) != value and key != "sweep":  # Hydra refuses that itself
+            raise UserError(_twice(key, [given[key], value]))
+
+
+def _twice(key: str, values: list[str]) -> str:
+    """The complaint about a key with two values, of which Hydra would take the last."""
+    if key in SEVERAL or key.startswith("params."):
+        remedy = f"for several values write '{key}=[{','.join(value.strip('[]') for value in values)}]'"
+    else:
+        remedy = "leave one of them out"
+    return f"{key} is there twice, as {' and '.join(f'{key}={value}' for value in values)}; {remedy}"
 
 
 def unknown_key(key: str) -> str:
     """The complaint about a key that the config does not have."""
     parent, _, last = key.rpartition(".")
-    return f"no such key {key!r}; {nearest(last, _keys(parent))}"
+    return f"no such key {key!r}; {nearest(last, _keys(parent), f'{parent}.' if parent else '')}"
 
 
 def check_keys(composed: Any, parent: str = "") -> None:

@@ -38,7 +38,7 @@ def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
             "unknown command 'launch'; valid: "
             + ", ".join([*cli.ACTIONS, "runs", *cli.READERS, "race", "build", "warm", *cli.BOARD, *SWEEPS]),
         ),
-        ([], f"no sweep was chosen; add {' or '.join(SWEEPS)}"),
+        ([], "no sweep was chosen: name one, such as +sweep=hgemm; --help lists them"),
         (
             ["race", "HEAD"],
             "usage: minfer race REV_A REV_B +sweep=... [KEY=VALUE ...], where a revision is one of git's, or . for the files"

@@ -72,7 +72,8 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "nested key": ([HGEMM, "timing.steady_blok_s=1"], ["'timing.steady_blok_s'", "steady_block_s"]),
     "key of a cluster": ([HGEMM, "cluster.partion=gpu"], ["'cluster.partion'", "partition"]),
     "parent of a nested key": ([HGEMM, "parms.layout=TN"], ["'parms'", "params"]),
-    "parameter": ([HGEMM, "params.layot=TN"], ["'params.layot'", "layout"]),
+    "parameter": ([HGEMM, "params.layot=TN"], ["'params.layot'", "did you mean params.layout?"]),
+    "key of draw": ([HGEMM, "draw.seeed=2"], ["'draw.seeed'", "did you mean draw.seed?"]),
     "new key with plus": ([HGEMM, "+foo=1"], ["'foo'", "kernel", "shape", "timing"]),
     "new key with two": ([HGEMM, "++kernels=torch"], ["'kernels'", "kernel"]),
     "new nested key with plus": ([HGEMM, "+shape.foo=1"], ["'shape.foo'", "cpu", "gpu"]),
@@ -109,10 +110,20 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "list without brackets": ([HGEMM, "dtype=float16,bfloat16"], ["dtype=float16,bfloat16", "["]),
     "two equals signs": ([HGEMM, "kernel==torch"], ["kernel==torch"]),
     "no equals sign": ([HGEMM, "llama"], ["'llama'"]),
-    "sweep as a word": (["hgemm"], ["'hgemm'"]),
+    "sweep as a word": (["hgemm"], ["'hgemm'", "did you mean +sweep=hgemm?"]),
     "a dtype for several sweeps": (["+sweep=decoder_ops", "dtype=float16"], ["dtype cannot be set", "+sweep="]),
     "a shape for several sweeps": (["+sweep=decoder_ops", "shape=llama"], ["shape cannot be set", "+sweep="]),
     "a kernel for several sweeps": (["+sweep=decoder_ops", "kernel=torch"], ["kernel cannot be set", "+sweep="]),
+    "two kernels": (
+        [HGEMM, "kernel=torch", "kernel=cpu_naive"],
+        ["kernel is there twice", "'kernel=[torch,cpu_naive]'"],
+    ),
+    "two lists": ([HGEMM, "+params.layout=[TN,NN]", "params.layout=NT"], ["'params.layout=[TN,NN,NT]'"]),
+    "two presets": (
+        [HGEMM, "timing=quick", "timing=cold"],
+        ["timing is there twice", "timing=quick", "timing=cold", "one"],
+    ),
+    "two seeds": ([HGEMM, "draw.seed=1", "++draw.seed=2"], ["draw.seed is there twice", "leave one of them out"]),
     "group twice": ([HGEMM, "+shape=llama"], ["shape"]),
 }
 
