@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from minfer import ops
 from minfer.ops import DTYPES, Case, Kernel, Op, default, drawn
 from minfer.ops.drawn import Problem
-from minfer.plan.config import Config, UserError, choose, names, shape_presets
+from minfer.plan.config import Config, UserError, choose, groups, names, shape_presets, written
 from minfer.plan.counters import LIMITS, SETS
 from minfer.plan.order import put_headline_first, put_headlines_first
 from minfer.plan.statement import check_axes, rehearse
@@ -141,7 +143,8 @@ def _chosen_problems(op: Op, config: Config, device: str) -> list[Problem]:
         presets = [name for name, of in shape_presets().items() if of in (op.name, "")]
         which = f"choose one of its own: {', '.join(presets)}" if presets else "choose shape=custom"
         raise UserError(f"shape={config.shape.name} has shapes of {config.shape.op}, not of {op.name}; {which}")
-    shapes = _expand_shapes(op, config.shape.gpu if device == "cuda" else config.shape.cpu, config.shape.name)
+    key = "gpu" if device == "cuda" else "cpu"
+    shapes = _expand_shapes(op, getattr(config.shape, key), _name_shapes(config, key), key)
     return [Problem(dtype, shape, of) for dtype, of, shape in itertools.product(dtypes, params, shapes)]
 
 
@@ -199,27 +202,32 @@ def _combine_params(op: Op, wanted: dict[str, Any]) -> list[dict[str, str]]:
     return [dict(zip(valid, combination, strict=True)) for combination in itertools.product(*values)]
 
 
-def _expand_shapes(op: Op, entries: list[Any], name: str) -> list[dict[str, int]]:
+def _name_shapes(config: Config, key: str) -> str:
+    """What a complaint calls the shapes at a key of `shape`: the set that they are of, or the key if the user set it."""
+    name = config.shape.name
+    shown: Any = OmegaConf.to_container(written("shape", name)) if name in groups()["shape"] else {}
+    return f"shape set {name!r}" if shown.get(key) == getattr(config.shape, key) else f"shape.{key}"
+
+
+def _expand_shapes(op: Op, entries: list[Any], whose: str, key: str) -> list[dict[str, int]]:
     """The shapes of a set, its lists multiplied out, without repeats."""
     found, needed = [], {axis for axis, of in op.axes.items() if not of.default}
     for entry in entries:
         if not isinstance(entry, dict) or not needed <= set(entry) <= set(op.axes):
             given = ", ".join(map(str, entry)) if isinstance(entry, dict) else repr(entry)
-            raise UserError(
-                f"shape set {name!r} does not fit {op.name}: its axes are {', '.join(op.axes)}, not {given}"
-            )
+            raise UserError(f"{whose} does not fit {op.name}: its axes are {', '.join(op.axes)}, not {given}")
         sizes = {axis: size if isinstance(size := entry[axis], list) else [size] for axis in op.axes if axis in entry}
         for axis, of_axis in sizes.items():
             for size in of_axis:
                 if not isinstance(size, int) or isinstance(size, bool) or size < op.axes[axis].least:
                     whole = f"sizes are whole numbers from {op.axes[axis].least}"
-                    raise UserError(f"shape set {name!r}: {size!r} is not a size; {whole}")
+                    raise UserError(f"{whose}: {axis}={size!r} is not a size; {whole}")
         found += [dict(zip(sizes, combination, strict=True)) for combination in itertools.product(*sizes.values())]
     for shape in found:
         if why := op.wrong_shape(shape):
-            raise UserError(f"shape set {name!r}: {why}; correct shape.gpu or shape.cpu")
+            raise UserError(f"{whose}: {why}; correct shape.{key}")
     if not found:
-        raise UserError(f"shape set {name!r} has no shapes for this device; set shape.gpu or shape.cpu")
+        raise UserError(f"{whose} has no shapes for this device; set shape.{key}")
     return [dict(items) for items in dict.fromkeys(tuple(op.without_defaults(shape).items()) for shape in found)]
 
 

@@ -159,7 +159,7 @@ def test_a_mistake_in_an_ops_file_is_one_sentence(mistake: str, plan: Callable[.
 
 REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "an axis that is none": ({"shape": {"rows": 64, "m": 512}}, "its axes are rows, n, not rows, m"),
-    "a size that is none": ({"shape": {"rows": 0, "n": 512}}, "0 is not a size"),
+    "a size that is none": ({"shape": {"rows": 0, "n": 512}}, "^shape.cpu: rows=0 is not a size"),
     "a dtype that is none": ({"dtype": "float33"}, "did you mean float32"),
     "a dtype of no kernel": ({"dtype": "float16"}, "is registered for float32, not float16"),
     "a parameter that is none": ({"params": {"lengths": "full"}}, "unknown parameter of scale_rows 'lengths'"),

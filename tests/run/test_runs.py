@@ -321,6 +321,12 @@ def test_a_file_of_the_user_that_fails_is_one_sentence(tmp_path, text, said):
     assert str(caught.value).startswith(f"extra={tmp_path}/mine.py{said}")
 
 
+def test_a_file_of_the_user_that_registers_nothing_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("from minfer import ops\nops.get('hgemm')\n")
+    with pytest.raises(UserError, match=r"^extra=.*mine\.py registers no op and no kernel; add one"):
+        start.run(tiny(extra=[str(tmp_path / "mine.py")], device="cpu"))
+
+
 def test_runs_are_listed_and_their_logs_shown_also_where_a_file_is_broken(shard, monkeypatch, capsys):
     """Without a queue to ask: its job is a process that is gone."""
     folder = Path(shard.folder)
