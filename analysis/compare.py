@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
     sources.print_skipped(found.bad)
     if not found.cases:
         raise Mistake(
-            f"{options.A} and {options.B} have no case of the same device in common"
-            f" among {found.only_a} and {found.only_b} rows; compare runs of the same sweep"
+            f"no case is in both {options.A} and {options.B} on the same device, among {found.only_a} and {found.only_b} rows;"
+            " compare runs of the same sweep"
         )
     cases = sorted(found.cases, key=lambda case: (case.rank, natural(case.case)))
     failed = [case for case in cases if allowed and case.fails(allowed.find(case.device, case.case))]

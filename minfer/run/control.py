@@ -222,7 +222,13 @@ def resubmit(console: Console, run: Run, words: list[str]) -> int:
     ]
     if any(word.startswith("cluster.distribute") for word in words):
         raise UserError("cluster.distribute cannot be changed of a run; start a new one")
-    run.change_request([word for word in words if word != "wait=false" and not word.startswith(STATUS)])
+    changes = [word for word in words if word != "wait=false" and not word.startswith(STATUS)]
+    if other := [word for word in changes if not word.lstrip("+").startswith(("cluster.", "container."))]:
+        raise UserError(
+            f"cannot resubmit with {other[0]!r}; only cluster.KEY=VALUE, container.KEY=VALUE, {STATUS}... and wait=false can"
+            " be given"
+        )
+    run.change_request(changes)
     with run.lock():
         progress = RunProgress(run)
         progress.read_once()

@@ -20,7 +20,7 @@ from rich.text import Text
 from minfer.ops import Case
 from minfer.rows import store
 from minfer.run import times
-from minfer.run.progress import RunProgress
+from minfer.run.progress import RunProgress, format_time
 
 POLL_S = 0.2
 FIRST_S = 5.0  # from the first to the second line of a log that say how far the run is; doubled each time
@@ -206,7 +206,8 @@ def _screen(console: Console, board: Board) -> Iterator[Any]:
             bars.update(bar, total=(bars.tasks[0].total or 0) + event["cases"])
 
     def render() -> Group:
-        bars.update(bar, description=_format_left(board.progress.left_s()))
+        left = round(board.progress.left_s() or 0)
+        bars.update(bar, description=f"about {format_time(left)} left" if left else "")
         doing = board.progress.line() if board.progress.queued else board.doing
         parts: list[Any] = [bars, Text(doing, no_wrap=True, overflow="ellipsis")]
         if board.rows:
@@ -219,7 +220,3 @@ def _screen(console: Console, board: Board) -> Iterator[Any]:
 
     with Live(get_renderable=render, console=console, transient=True, refresh_per_second=4):
         yield update
-
-
-def _format_left(seconds: float | None) -> str:
-    return "" if not seconds else f"about {round(seconds) // 60}:{round(seconds) % 60:02} min left"

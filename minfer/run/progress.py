@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import time
@@ -352,7 +353,7 @@ class RunProgress:
         because = f" ({'; '.join(filter(None, [why, when]))})" if why or when else ""
         shards = ", ".join(f"{n} {state}{because if state == 'queued' else ''}" for state, n in self.counts().items())
         left = round(self.left_s() or 0)
-        eta = f", about {left // 60}:{left % 60:02} min left" if left else ""
+        eta = f", about {format_time(left)} left" if left else ""
         cold = f", {self.first} more with cold times only" if self.first else ""
         return f"shards: {shards}; {self.rows} of {len(self.cases)} rows{cold}{eta}"
 
@@ -362,6 +363,11 @@ class RunProgress:
             return None
         seconds, rows = time.monotonic() - self._first[0], self.rows - self._first[1]
         return (len(self.cases) - self.rows) * seconds / rows if rows else None
+
+
+def format_time(seconds: float) -> str:
+    """Hours, minutes and seconds, such as 0:09:00."""
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def _new_events(path: Path, offsets: Counter[Path]) -> list[dict[str, Any]]:

@@ -306,6 +306,9 @@ def _make_writable(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"minfer" * 1000)
         probe.unlink()
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next(path for path in (folder, *folder.parents) if path.exists())
+        raise UserError(f"{file} is no folder; choose another with results=... or runs=...") from error
     except OSError as error:
         remedy = "free it or choose another with results=... or runs=..."
         if IMAGE and isinstance(error, PermissionError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
 from collections import Counter
@@ -21,7 +20,7 @@ from minfer.plan.counters import TENSOR
 from minfer.rows import store
 from minfer.rows.select import is_judged
 from minfer.run import by_node, failures, times
-from minfer.run.progress import RunProgress
+from minfer.run.progress import RunProgress, format_time
 
 MOST_CASES = 60  # that dry_run lists one by one
 FOUND = "in the results already"
@@ -91,10 +90,10 @@ def _size(plan: Plan) -> str:
     return f"{len(plan.cases)} cases of {of}{found}"
 
 
-def _length(config: Config, plan: Plan, shards: list[list[Case]]) -> tuple[int, datetime.timedelta]:
+def _length(config: Config, plan: Plan, shards: list[list[Case]]) -> tuple[int, str]:
     """How many jobs run at once, and how long they take together."""
     at_once = min(len(shards), config.cluster.parallel)
-    return at_once, datetime.timedelta(seconds=round(plan.seconds(config, at_once)))
+    return at_once, format_time(plan.seconds(config, at_once))
 
 
 def count(number: int, noun: str) -> str:

@@ -267,7 +267,10 @@ def test_a_run_is_found_where_its_request_wrote_the_rows(tmp_path: Path, monkeyp
             "there is no file, folder, git revision or run nowhere; there are no runs below results",
         ),
         (["a.parquet", "b.parquet", "--fail-over", "lots"], "--fail-over is 'lots'; it takes a part below 1"),
-        (["a.parquet", "c.parquet"], "have no case of the same device in common among 1 and 1 rows"),
+        (
+            ["a.parquet", "c.parquet"],
+            "no case is in both a.parquet and c.parquet on the same device, among 1 and 1 rows;",
+        ),
         (["a.parquet", "b.parquet", "--junit", "no/j.xml"], "cannot write no/j.xml: No such file or directory"),
     ],
 )

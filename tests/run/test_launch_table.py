@@ -214,7 +214,7 @@ def test_each_model_of_gpu_has_a_table_of_its_own(tmp_path: Path):
 
 def test_the_time_left_is_rounded_before_it_is_split_into_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(RunProgress, "left_s", lambda self: 539.7)
-    assert RunProgress(Run(tmp_path)).line().endswith(", about 9:00 min left")
+    assert RunProgress(Run(tmp_path)).line().endswith(", about 0:09:00 left")
 
 
 @pytest.mark.parametrize(

@@ -274,13 +274,16 @@ def test_a_run_that_is_not_there_and_a_change_that_cannot_be(tmp_path):
     (tmp_path / "config.yaml").write_text("op: hgemm\ndtype: float16\nshape: {name: tiny}\ncluster: {name: local}\n")
     with pytest.raises(UserError, match=r"cannot change 'op=x' of a run; only cluster\.\* and container\.\*"):
         Run(tmp_path).change_request(["op=x"])
+    can = r"only cluster\.KEY=VALUE, container\.KEY=VALUE, status=\.\.\. and wait=false can be given"
+    with pytest.raises(UserError, match=rf"^cannot resubmit with 'dry_run=true'; {can}$"):
+        control.resubmit(Console(), Run(tmp_path), ["wait=false", "status=oom", "cluster.cpus=1", "dry_run=true"])
     with pytest.raises(UserError, match=r"cluster\.time_min is 0"):
         Run(tmp_path).change_request(["cluster.time_min=0"])
     plus = Run(tmp_path)
     plus.change_request(["+cluster.flags.exclude=n2", "++cluster.cpus=4"])  # as for a launch
     assert plus.request.cluster.flags == {"exclude": "n2"} and plus.request.cluster.cpus == 4
     for word, said in {
-        "cluster.time=5": "no such key 'cluster.time'; did you mean time_min?",
+        "cluster.time=5": "no such key 'cluster.time'; did you mean cluster.time_min?",
         "cluster.cpus=x": "bad value for 'cluster.cpus': value 'x' of type 'str' could not be converted to Integer",
         "cluster.setup=lines": "bad value for 'cluster.setup': it takes a list; write 'cluster.setup=[lines]'",
         "cluster.cpus=[1": "cannot read 'cluster.cpus=[1'; write it as key=value",
@@ -319,6 +322,15 @@ def test_a_file_of_the_user_that_fails_is_one_sentence(tmp_path, text, said):
     with pytest.raises(UserError) as caught:
         load(str(tmp_path / "mine.py"))
     assert str(caught.value).startswith(f"extra={tmp_path}/mine.py{said}")
+
+
+@pytest.mark.parametrize("below", ["", "further/down"])
+def test_a_file_where_a_folder_is_needed_is_named(below: str, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        UserError, match=rf"^{tmp_path}/file is no folder; choose another with results=... or runs=...$"
+    ):
+        start.run(tiny(device="cpu", results=str(tmp_path / "file" / below)))
 
 
 def test_a_file_of_the_user_that_registers_nothing_is_refused(tmp_path):
