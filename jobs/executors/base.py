@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -31,6 +32,7 @@ class Device:
     capability: tuple[int, int] | None = None
     gpus: int = 1  # on this machine
     name: str = ""  # as rows name it, if a job is sure to find the same one and the same software
+    memory: float = math.inf  # bytes of one of them, where it is known
     note: str = ""  # for the user, if minfer chose where jobs run, or their device
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import submitit
@@ -34,15 +35,15 @@ class Local(Executor):
         """The GPUs of this machine, or its CPU."""
         found = None if wanted == "cpu" else _find_gpus()
         if found is not None:
-            capability, count, names = found
-            name = names[0] if len(set(names)) == 1 and self.container.image is None else ""
-            return Device("cuda", capability, count, name)
+            name = found.name if self.container.image is None else ""
+            return replace(found, name=name)
         if wanted == "cuda":
             raise UserError(f"device=cuda, and {NO_GPU}")
         why = f" ({NO_GPU})" if IMAGE else ""
         note = f"No CUDA GPU here{why}: running the CPU kernels over the CPU shapes." if wanted == "auto" else ""
         name = "" if self.container.image else device.name(device.pick("cpu"))
-        return Device("cpu", name=name, note=note)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Device("cpu", name=name, memory=memory, note=note)
 
     @property
     def shards_per_job(self) -> int:
@@ -102,21 +103,28 @@ class Local(Executor):
         return []
 
 
-def _find_gpus() -> tuple[tuple[int, int], int, list[str]] | None:
-    """The compute capability of the first visible GPU, the number of GPUs, and their names. Asks a process of its own, so that
-    this one creates no CUDA context.
+def _has_driver() -> bool:
+    return Path("/proc/driver/nvidia").exists() or Path("/dev/nvidiactl").exists()
+
+
+def _find_gpus() -> Device | None:
+    """The visible GPUs, with the compute capability of the first; nameless if they are of several models. Asks a process of its
+    own, so that this one creates no CUDA context.
 
     Raises UserError if the GPU's driver is too old: `device=auto` must not silently take the CPU then."""
-    if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
+    if not _has_driver():
         return None
-    probe = "import torch; from torch import cuda; print(*cuda.get_device_capability(), cuda.device_count()); "
-    probe += "[print(cuda.get_device_name(gpu)) for gpu in range(cuda.device_count())]"
+    probe = "from torch import cuda; print(*cuda.get_device_capability()); "
+    probe += "found = [cuda.get_device_properties(gpu) for gpu in range(cuda.device_count())]; "
+    probe += "print(max(each.total_memory for each in found)); [print(each.name) for each in found]"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     if why := driver_too_old(done.stderr):
         raise UserError(f"{why}; or use device=cpu")
-    first, *names = done.stdout.splitlines() or [""]
-    words = first.split()
-    return ((int(words[0]), int(words[1])), int(words[2]), names) if len(words) == 3 and names else None
+    if done.returncode or not done.stdout:
+        return None
+    capability, memory, *names = done.stdout.splitlines()
+    major, minor = map(int, capability.split())
+    return Device("cuda", (major, minor), len(names), names[0] if len(set(names)) == 1 else "", float(memory))
 
 
 def _choose_gpu(shard: int, total: int) -> str | None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rich.console import Console
 from minfer import ops
 from minfer.bench.device import IMAGE
 from minfer.jobs import executors, partition
-from minfer.jobs.executors.base import Executor
+from minfer.jobs.executors.base import Device, Executor
 from minfer.jobs.queue import Seen
 from minfer.jobs.run import Run
 from minfer.ops import Case
@@ -123,9 +124,27 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
         if config.dry_run != SCRIPT:
             print_notes(console, left_out)
             console.print(f"The same cases on each of {len(nodes)} nodes: {', '.join(nodes)}.", soft_wrap=True)
+    if (why := _explain_too_large(plan, device)) and config.dry_run != SCRIPT:
+        print_notes(console, [why])
     found = resumed.find(config, device, plan.cases)
     plan.found.update(found)
     return Launch(plan, device.kind, cases.split(plan, config, executor.count_shards(device)), nodes, found)
+
+
+def _explain_too_large(plan: cases.Plan, device: Device) -> str:
+    """Which cases have more tensors than the device has memory, in a sentence; empty if none has."""
+    sizes: dict[tuple[str, str], int] = {}
+    for case in plan.cases:
+        if case.key not in plan.unsupported and (case.op, case.problem) not in sizes:
+            with suppress(Exception):  # a user's op may fail at some shape: its row will say
+                sizes[case.op, case.problem] = ops.get(case.op).operand_bytes(case)
+    if not (large := {problem: size for problem, size in sizes.items() if size > device.memory}):
+        return ""
+    (op, problem), size = max(large.items(), key=lambda item: item[1])
+    return (
+        f"{len(large)} of {len(sizes)} problems do not fit in the memory of {device.memory / 1e9:,.0f} GB, and their cases will"
+        f" run out of memory: the tensors of {op} {problem} take {size / 1e9:,.0f} GB"
+    )
 
 
 def _show_found(console: Console, launch: Launch) -> int:

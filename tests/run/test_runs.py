@@ -24,6 +24,7 @@ from minfer.bench import RULES, device
 from minfer.fingerprint import fingerprint
 from minfer.jobs import executors, queue
 from minfer.jobs.executors import local
+from minfer.jobs.executors.base import Device
 from minfer.jobs.run import CONFIG, JOBS, Job, Run
 from minfer.plan.cases import Plan
 from minfer.plan.config import Cluster, Config, Container, Shape, UserError
@@ -322,6 +323,44 @@ def test_a_file_of_the_user_that_fails_is_one_sentence(tmp_path, text, said):
     with pytest.raises(UserError) as caught:
         load(str(tmp_path / "mine.py"))
     assert str(caught.value).startswith(f"extra={tmp_path}/mine.py{said}")
+
+
+CUDA = """
+from types import SimpleNamespace
+NAMES = {names}
+def device_count(): return len(NAMES)
+def get_device_capability(): return (9, 0)
+def get_device_properties(gpu): return SimpleNamespace(name=NAMES[gpu], total_memory=int(8e10))
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "image", "name"),
+    [
+        (["NVIDIA H200"] * 2, None, "NVIDIA H200"),
+        (["NVIDIA H200"], "minfer.sif", ""),
+        (["NVIDIA H200", "NVIDIA L40S"], None, ""),
+        ([], None, None),
+    ],
+)
+def test_gpus_of_this_machine_have_a_name_where_jobs_are_sure_to_find_it(names, image, name, tmp_path, monkeypatch):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").touch()
+    (tmp_path / "torch" / "cuda.py").write_text(CUDA.format(names=names))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(local, "_has_driver", lambda: True)
+    found = local.Local(Cluster("local"), Container(image=image)).find_device("auto")
+    wanted = Device("cuda", (9, 0), len(names), str(name), 8e10)
+    assert found == wanted if name is not None else found.kind == "cpu"
+
+
+@pytest.mark.parametrize(("k", "said"), [(8, False), (10**14, True)])
+def test_a_plan_says_which_problems_do_not_fit_in_memory(k: int, said: bool, tmp_path, capsys):
+    sizes = Shape("one", cpu=[{"m": 8, "n": [4, 8], "k": [8, k]}])
+    assert start.run(tiny(device="cpu", dry_run=True, shape=sizes)) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("2 of 4 problems do not fit in the memory of " in told) == said
+    assert (f"the tensors of hgemm float16/layout=TN,accumulate=float32/m=8,n=8,k={k} take 3," in told) == said
 
 
 @pytest.mark.parametrize("below", ["", "further/down"])
