@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import codecs
-import errno
-import io
-import os
-import select
-import signal
 import sys
-import tomllib
-from collections.abc import Callable
-from importlib.metadata import version
-from typing import Any
 
 try:
+    import codecs
+    import contextlib
+    import errno
+    import io
+    import os
+    import select
+    import signal
+    import tomllib
+    from collections.abc import Callable, Iterator
+    from importlib.metadata import version
+    from typing import Any
+
     import hydra
     from omegaconf import MISSING, OmegaConf
 
@@ -22,7 +24,7 @@ try:
     from minfer.plan.known import check_kernels, check_op
     from minfer.plan.mistakes import check_command_line, check_keys, explain
     from minfer.plan.sweeps import entry_of
-except KeyboardInterrupt:  # these imports are most of the first half second
+except KeyboardInterrupt:  # these imports are half of the first second
     sys.exit(130)
 except ModuleNotFoundError as error:  # started with another Python than that of the environment
     name = error.name
@@ -38,6 +40,26 @@ def compose() -> list[Config]:
         print(f"minfer {find_version()}")
         return []
     check_command_line(sys.argv[1:])
+    with _ending_at_once():
+        return _compose()
+
+
+@contextlib.contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process, silently, where nothing is there to clean up and an exception would not do: OmegaConf makes
+    errors of its own of a KeyboardInterrupt."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # a program that calls us has its own
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _compose() -> list[Config]:
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands its errors to us instead of printing them
     sys.argv[1:] = [_as_hydra_reads_it(word) for word in sys.argv[1:]]

@@ -5,11 +5,12 @@ a trace; `minfer submit`, `minfer archive` and `minfer board` are for kernels th
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from pathlib import Path
 
 try:
+    import contextlib
+    from pathlib import Path
+
     from minfer import launch
     from minfer.jobs.run import Run
     from minfer.plan.config import UserError, groups, nearest

@@ -165,6 +165,24 @@ def test_an_interrupt_while_it_imports_is_silent(module: str, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_an_interrupt_while_it_composes_is_silent():
+    """OmegaConf makes errors of its own of a KeyboardInterrupt."""
+    code = """import os, signal, sys
+from minfer import launch
+
+def as_omegaconf(**about):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ValueError("NoneType has no attribute") from None
+
+launch.hydra.main = as_omegaconf
+sys.argv[1:] = ["+sweep=hgemm"]
+sys.exit(launch.main())"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_another_pipe_that_breaks_is_no_quiet_end():
     code = "import os; from minfer import launch; r, w = os.pipe(); os.close(r); launch.exit_status(lambda: os.write(w, b'x'))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
