@@ -104,17 +104,17 @@ def check_command_line(words: Sequence[str]) -> None:
         if found := re.fullmatch(r"\+{1,2}sweep=\[(.*,.*)\]", word):
             raise UserError(several_sweeps(word, found[1]))
         key, _, value = word.lstrip("+").partition("=")
-        if given.setdefault(key, value) != value and key != "sweep":  # Hydra refuses that itself
-            raise UserError(_twice(key, [given[key], value]))
+        if key != "sweep" and given.get(key, value) != value:  # Hydra refuses two sweeps itself
+            print(f"Note: {_twice(key, given[key], value)}.", file=sys.stderr)
+        given[key] = value
 
 
-def _twice(key: str, values: list[str]) -> str:
-    """The complaint about a key with two values, of which Hydra would take the last."""
+def _twice(key: str, first: str, last: str) -> str:
+    """What is said of a key with two values. Hydra takes the last, so that a script may add words to its own."""
+    said = f"{key} is there twice, and {key}={last} counts"
     if key in SEVERAL or key.startswith("params."):
-        remedy = f"for several values write '{key}=[{','.join(value.strip('[]') for value in values)}]'"
-    else:
-        remedy = "leave one of them out"
-    return f"{key} is there twice, as {' and '.join(f'{key}={value}' for value in values)}; {remedy}"
+        said += f"; for both write '{key}=[{first.strip('[]')},{last.strip('[]')}]'"
+    return said
 
 
 def unknown_key(key: str) -> str:

@@ -168,6 +168,7 @@ def test_an_interrupt_while_it_imports_is_silent(module: str, tmp_path):
 def test_an_interrupt_while_it_composes_is_silent():
     """OmegaConf makes errors of its own of a KeyboardInterrupt."""
     code = """import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # these tests may run in the background, where it is ignored
 from minfer import launch
 
 def as_omegaconf(**about):

@@ -63,14 +63,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def words(folder: Path, *more: str) -> list[str]:
-    """A small request on SLURM; no GPU, because the cluster's may be make-believe. Of words with the same key the last one is
-    kept."""
-    found = [
+    """A small request on SLURM; no GPU, because the cluster's may be make-believe."""
+    return [
         "+sweep=hgemm", "cluster=slurm", "cluster.gres=null", "cluster.cpus=1", "cluster.memory_gb=2",
         "cluster.time_min=10", f"cluster.scratch={folder / 'scratch'}", "device=cpu", "shape=tiny", "timing=quick",
         "dtype=float16", f"extra=[{FAULTS}]", f"results={folder / 'results'}", f"runs={folder / 'runs'}", *more,
     ]  # fmt: skip
-    return list({word.lstrip("+").partition("=")[0]: word for word in found}.values())
 
 
 def submit(folder: Path, *more: str) -> Path:

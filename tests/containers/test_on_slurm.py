@@ -46,9 +46,8 @@ if os.environ.get("SLURM_JOB_ID"):  # the launcher imports this file, too
 
 def launch(built: Built, folder: Path, *more: str) -> str:
     """A launch that waits, as a user types it; what it printed."""
-    where = (f"container.image={built.work / 'minfer.sif'}", f"container.binds=['{HOST}:{SITE}:ro']")
-    request = words(folder, "container=apptainer", "cluster.max_jobs=2", *where, *more)
-    command = [sys.executable, "-m", "minfer.launch", *request]
+    command = [sys.executable, "-m", "minfer.launch", *words(folder), "container=apptainer", "cluster.max_jobs=2",
+               f"container.image={built.work / 'minfer.sif'}", f"container.binds=['{HOST}:{SITE}:ro']", *more]  # fmt: skip
     return sh(*command, cwd=ROOT, env=own(built.work))
 
 
@@ -71,8 +70,7 @@ def test_a_sandbox_around_this_machine_serves_as_an_image(tmp_path: Path) -> Non
     told = sh(
         ROOT / "tests" / "cluster" / "gpu.sh", "image", tmp_path / "image", env=os.environ | {"PYTHON": sys.executable}
     )
-    request = words(tmp_path, "extra=[]", "kernel=[cpu_naive]", *told.split())
-    command = [sys.executable, "-m", "minfer.launch", *request]
+    command = [sys.executable, "-m", "minfer.launch", *words(tmp_path), "extra=[]", "kernel=[cpu_naive]", *told.split()]
     sh(*command, cwd=ROOT, env=own(tmp_path))
     (row,) = store.rows(store.files(tmp_path / "results"))
     assert row["job"] and "@sha256:" in row["image"]

@@ -18,9 +18,17 @@ from tests.conftest import ROOT, has_gpu, launch
 
 def tiny(folder, *words: str) -> list[str]:
     where = [f"results={folder / 'results'}", f"runs={folder / 'runs'}"]
-    found = ["+sweep=hgemm", "cluster=local", "device=cpu", "shape=tiny", "timing=quick", "timing.cold_cap_s=0.2"]
-    found += ["dtype=float16", *where, *words]
-    return list({word.lstrip("+").partition("=")[0]: word for word in found}.values())  # the last of each key
+    return [
+        "+sweep=hgemm",
+        "cluster=local",
+        "device=cpu",
+        "shape=tiny",
+        "timing=quick",
+        "timing.cold_cap_s=0.2",
+        "dtype=float16",
+        *where,
+        *words,
+    ]
 
 
 @pytest.fixture(scope="module")
