@@ -34,7 +34,6 @@ import torch
 
 from benchmarks import cold, rows
 from minfer import ops
-from minfer.bench.device import pick
 from minfer.functional import best, library
 from minfer.ops import Case, drawn
 from minfer.ops.prefill_attention import baselines
@@ -176,11 +175,7 @@ def main() -> None:
             sys.exit(f"attention_times.py: {path} is not a file that --time wrote")
         print(*lines(with_choice(times)), sep="\n")
         return
-    if not torch.cuda.is_available():
-        sys.exit("attention_times.py --time needs a CUDA GPU, and this machine has none")
-    device = pick("cuda")
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        sys.exit(f"attention_times.py needs an H100 or H200, and this GPU is {torch.cuda.get_device_name(device)}")
+    device = cold.find_hopper("attention_times.py --time")
     registered = ops.get("prefill_attention").kernels
     run = {name: library.registered(registered[name], device) for name in KERNELS}
     flushed, found, begin = cold.to_flush(device), [], time.monotonic()

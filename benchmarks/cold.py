@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import random
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
 
+from minfer.bench.device import pick
+
 FLUSHED = 256 << 20  # bytes that are read before each call
 Key = TypeVar("Key")
+
+
+def find_hopper(program: str) -> torch.device:
+    """The GPU; ends the program with a sentence that begins with its name if there is none, or it is no H100 or H200."""
+    if not torch.cuda.is_available():
+        sys.exit(f"{program} needs a CUDA GPU, and this machine has none")
+    device = pick("cuda")
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        sys.exit(f"{program} needs an H100 or H200, and this GPU is {torch.cuda.get_device_name(device)}")
+    return device
 
 
 def to_flush(device: torch.device) -> torch.Tensor:

@@ -41,7 +41,6 @@ import torch
 from benchmarks import cold, rows
 from benchmarks.choice import Product
 from minfer import ops
-from minfer.bench.device import pick
 from minfer.functional import library
 from minfer.functional.preferred import SHORT, product_kernel
 from minfer.ops import drawn
@@ -180,11 +179,7 @@ def main() -> None:
         for title, times in zip(titles, committed().values(), strict=True):
             print(title, *lines(times), sep="\n")
         return
-    if not torch.cuda.is_available():
-        sys.exit("kernel_times.py --time needs a CUDA GPU, and this machine has none")
-    device = pick("cuda")
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        sys.exit(f"kernel_times.py needs an H100 or H200, and this GPU is {torch.cuda.get_device_name(device)}")
+    device = cold.find_hopper("kernel_times.py --time")
     least, most = arguments.rows
     if not 1 <= least <= most:
         sys.exit(f"kernel_times.py: --rows {least} {most} is no range: give at least 1, and the least first")

@@ -34,7 +34,6 @@ import torch
 from benchmarks import cold, rows
 from benchmarks.choice import Product, Tile, group_of
 from benchmarks.fit_tiles import AT_ONCE
-from minfer.bench.device import pick
 from minfer.build import toolchain
 from minfer.ops import Kernel, drawn
 
@@ -228,11 +227,7 @@ def main() -> None:
     parser.add_argument("--fp8", action="store_true", help="the tiles of quant_gemm's v12_fp8_fitted")
     parser.add_argument("--folder", type=Path, help="keeps the compiled tiles, and uses those of an earlier run")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("tile_times.py needs a CUDA GPU, and this machine has none")
-    device = pick("cuda")
-    if torch.cuda.get_device_capability(device) != (9, 0):
-        sys.exit(f"tile_times.py needs an H100 or H200, and this GPU is {torch.cuda.get_device_name(device)}")
+    device = cold.find_hopper("tile_times.py")
     if toolchain.toolkit() is None:
         sys.exit("tile_times.py needs a CUDA toolkit that fits this PyTorch, and found none; set CUDA_HOME to one")
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as pool:

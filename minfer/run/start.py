@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import math
 import os
 import shutil
 import signal
@@ -132,7 +133,9 @@ def _plan(console: Console, config: Config, executor: Executor) -> Launch:
 
 
 def _explain_too_large(plan: cases.Plan, device: Device) -> str:
-    """Which cases have more tensors than the device has memory, in a sentence; empty if none has."""
+    """Which cases have more tensors than the device has memory, in a sentence; empty if none has, or the memory is unknown."""
+    if math.isinf(device.memory):
+        return ""
     sizes: dict[tuple[str, str], int] = {}
     for case in plan.cases:
         if case.key not in plan.unsupported and (case.op, case.problem) not in sizes:

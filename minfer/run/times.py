@@ -15,17 +15,19 @@ from minfer.rows.select import is_judged
 ABOVE = "*"  # behind a share of the peak that is above 100 %
 LABELS = ("kernel", "dtype", "parameters", "shape")
 READABLE = 15  # characters of a label that stay on a line, such as those of 4096x14336x4096
-STEADY_RATE = 9
+COLUMNS = (*LABELS, "cold time", "cold rate", "cold share", "share of the peak", "steady time", "steady rate", "judged time",
+           "judged rate", "judged share", "status")  # fmt: skip
+# What is dropped where a terminal is narrow, first what a reader needs least. A kernel's time always stays.
 DROPPED = (
-    STEADY_RATE,
-    8,
-    7,
-    5,
-    11,
-    13,
-    6,
-    12,
-)  # columns, what a reader needs least first; a kernel's time always stays
+    "steady rate",
+    "steady time",
+    "share of the peak",
+    "cold rate",
+    "judged rate",
+    "status",
+    "cold share",
+    "judged share",
+)
 
 
 def tabulate(title: str, rows: list[store.Row], width: int) -> Table:
@@ -43,10 +45,11 @@ def tabulate(title: str, rows: list[store.Row], width: int) -> Table:
     title = ", ".join([title, *(columns[i][1][0] for i in common if columns[i][1][0])])
     kept = [i for i in range(len(columns)) if i not in left_out]
     dropped = []
-    for i in (i for i in DROPPED if i in kept):
-        if _least_width([columns[i] for i in kept]) > width:
+    for name in DROPPED:
+        i = COLUMNS.index(name)
+        if i in kept and _least_width([columns[i] for i in kept]) > width:
             kept.remove(i)
-            dropped.append(("steady " if i == STEADY_RATE else "") + columns[i][0].replace("\n", " "))
+            dropped.append(("steady " if name == "steady rate" else "") + columns[i][0].replace("\n", " "))
     chosen = [columns[i] for i in kept]
     if _least_width(chosen) > width:  # one column of all labels, wrapped at its blanks
         labels = [column for column in chosen if column[0] in LABELS]

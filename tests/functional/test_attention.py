@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -256,38 +255,6 @@ def test_attention_is_the_definition(queries, keys, dim, v_dim, dtype):
             wanted, wanted_lse = definition(q[i], k[i], v[i], **scalars)
             near(out[i], wanted, dtype)
             near(lse[i], wanted_lse, torch.float32)
-
-
-@pytest.mark.parametrize("dim", [64, 96, 128, 256])
-@pytest.mark.parametrize("queries", [1, 9, 16, 17])
-def test_few_queries_over_many_keys_are_of_decode_attention(queries, dim, monkeypatch):
-    """As on a GPU: the result is the definition, also over a part of a longer cache, and who computes it is told apart."""
-    own, counted = sys.modules["minfer.functional.attention"], []
-    monkeypatch.setattr(own, "DEVICES_THAT_DIVIDE", ("cpu",))
-    monkeypatch.setattr(own, "MANY_KEYS", 60)
-    divided = own.decode_attention
-    monkeypatch.setattr(own, "decode_attention", lambda *x, **y: counted.append(1) or divided(*x, **y))
-    q, k, v = random(2, queries, 6, dim), random(2, 90, 2, dim)[:, :70], random(2, 70, 2, dim)
-    causal = {"causal": True}
-    for scalars in (
-        {},
-        causal,
-        causal | {"window": 65},
-        causal | {"window": 5},
-        causal | {"softcap": 3.0, "scale": 0.3},
-    ):
-        counted.clear()
-        out = attention(q, k, v, **scalars)
-        sees_many = scalars.get("window", 70) > 60
-        assert bool(counted) == (sees_many and dim != 96 and queries <= 16 and (queries == 1 or "causal" in scalars))
-        assert out.shape == q.shape and out.is_contiguous()
-        for i in range(2):
-            near(out[i], definition(q[i], k[i], v[i], **scalars)[0])
-    counted.clear()
-    attention(q, k, v, causal=True, sinks=torch.zeros(6))
-    attention(q, k, v, causal=True, return_lse=True)
-    attention(q, k[:, :60], v[:, :60], causal=True)
-    assert not counted
 
 
 @pytest.mark.parametrize(("dim", "v_dim"), DIMS)

@@ -12,7 +12,7 @@ import pytest
 
 from minfer.build import host
 from minfer.ops import Kernel
-from tests import sizes
+from tests import tiles
 from tests.conftest import ROOT
 
 SOURCE = Kernel("hgemm", "mma_choice", "cpp", Path(__file__).with_name("mma_choice.cpp"))
@@ -68,8 +68,8 @@ def test_each_tile_is_the_best_of_some_product(gpu: tuple[float, ...], model: Mo
 
 
 def test_each_tile_is_tested_on_a_gpu_and_emulated(model: Model) -> None:
-    assert {model.choose(H200, *shape)[:2] for shape in sizes.TILES_OF_V23} == model.tiles()
-    assert {model.choose(EMULATED, *shape)[:2] for shape in sizes.EMULATED_TILES_OF_V23} == model.tiles()
+    assert {model.choose(H200, *shape)[:2] for shape in tiles.TILES_OF_V23} == model.tiles()
+    assert {model.choose(EMULATED, *shape)[:2] for shape in tiles.EMULATED_TILES_OF_V23} == model.tiles()
 
 
 def test_few_multiprocessors_of_an_l40s_are_idle(model: Model) -> None:
