@@ -16,7 +16,7 @@ from typing import Any
 from minfer.ops.axes import Ragged, divides, lengths, multiple_of, offsets, one_of, size, up_to
 from minfer.ops.bounds import Expected, dot, exact, rounded, within
 from minfer.ops.case import Case, Rule, at_most, both, multiples
-from minfer.ops.kernel import PACKAGE, Kernel, Returning, load_file
+from minfer.ops.kernel import PACKAGE, Kernel, Returning, is_loaded, load_file
 from minfer.ops.op import GBPS, REGISTERED, TFLOPS, Metric, Op, default, tokens_per_second
 from minfer.ops.sources import SourceError
 from minfer.ops.tensors import (
@@ -38,7 +38,7 @@ from minfer.ops.tensors import (
 __all__ = [
     "DTYPES", "GBPS", "PACKAGE", "TFLOPS", "Case", "Draw", "Expected", "Fill", "Kernel", "Metric", "Op", "Ragged",
     "Returning", "Rule", "SourceError", "Spec", "Tensors", "at_most", "both", "compiled", "default", "divides", "dot",
-    "every_kernel", "exact", "fixed", "floats", "get", "given", "inout", "integers", "lengths", "load_file",
+    "every_kernel", "exact", "fixed", "floats", "get", "given", "inout", "integers", "is_loaded", "lengths", "load_file",
     "made_by", "multiple_of", "multiples", "names", "offsets", "one_of", "out", "page_table", "rounded", "size",
     "tokens_per_second", "up_to", "within",
 ]  # fmt: skip

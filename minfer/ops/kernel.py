@@ -219,14 +219,27 @@ def check_name(what: str, name: str) -> None:
         raise ValueError(f"{what} is called {name[:100]!r}; {allowed}")
 
 
+def is_loaded(path: Path) -> bool:
+    """Whether `load_file` has imported this path in this process."""
+    return _module_name(path) in sys.modules
+
+
+def _module_name(path: Path) -> str:
+    return f"minfer_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+
+
 @cache
 def load_file(path: Path) -> ModuleType:
     """Import a Python file by its path: a Triton kernel, or a user's own file that registers ops and kernels."""
-    name = f"minfer_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module

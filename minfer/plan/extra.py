@@ -23,11 +23,23 @@ LATE = " is still being imported after {:g} s"
 
 
 def load(path: str, seconds: float = IMPORT_S) -> None:
-    """Import a file that registers kernels. A forked copy of this process imports it first, because the file may end its
-    process or never return. Raises UserError: one sentence, with the line at which the file fails."""
+    """Import a file that registers ops or kernels. A forked copy of this process imports it first, because the file may end its
+    process or never return. Raises UserError, one sentence: with the line at which the file fails, or that it registers
+    nothing. If this process has imported the file before, nothing happens."""
+    if ops.is_loaded(Path(path)):
+        return
+    before = _list_registered()
     if why := _try_in_copy(path, seconds):
         raise UserError(f"extra={path}{why}; correct the file")
     ops.load_file(Path(path))
+    if _list_registered() == before:
+        raise UserError(f"extra={path} registers no op and no kernel; add one as docs/adding.md says, or leave it out")
+
+
+def _list_registered() -> set[tuple[str, ...]]:
+    """All ops, and all kernels with their ops."""
+    found = [ops.get(name) for name in ops.names()]
+    return {(op.name,) for op in found} | {(op.name, kernel) for op in found for kernel in op.kernels}
 
 
 def _try_in_copy(path: str, seconds: float) -> str:

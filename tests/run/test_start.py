@@ -72,6 +72,19 @@ def test_a_file_of_the_user_that_registers_nothing_is_refused(tmp_path):
         start.run(tiny(extra=[str(tmp_path / "mine.py")], device="cpu"))
 
 
+def test_a_file_of_the_user_may_have_been_imported_before(tmp_path):
+    """As for the second request of --multirun, or a season of the board."""
+    (tmp_path / "mine.py").write_text(
+        "from minfer import ops\nop = ops.get('hgemm')\nop.torch('twice_loaded', lambda *given: None)\n"
+    )
+    request = tiny(extra=[str(tmp_path / "mine.py")], device="cpu", dry_run=True)
+    request.kernel = "twice_loaded"
+    try:
+        assert [start.run(request), start.run(request)] == [0, 0]
+    finally:
+        ops.get("hgemm").kernels.pop("twice_loaded", None)
+
+
 @pytest.mark.parametrize("where", ["find_device", "submit"])
 def test_an_interrupt_before_jobs_start_is_said_and_leaves_no_run(where: str, tmp_path, monkeypatch, capsys):
     def interrupted(*about: object) -> None:
