@@ -2,12 +2,15 @@
 
     uv run python benchmarks/attention_times.py --time --seconds 120         # on an H100 or H200: overwrites its times
     uv run python benchmarks/attention_times.py --time --tokens 1 64         # prompts of so many tokens
+    uv run python benchmarks/attention_times.py --time --tokens 1 16 --keys 256 65536    # new tokens over a cache
     uv run python benchmarks/attention_times.py FILE                         # the tables of its times; needs no GPU
 
 Heads are those of the models of `minfer/ops/models.csv`. The tokens of a prompt and the number of prompts are log-uniform, and
-a batch has at most 8192 tokens. Attention is causal, padded and without a cache. A third of the problems are in float16. Each
-kernel is timed at each problem that it supports, v03_mma only up to 2048 tokens, because others are far faster beyond. cuDNN
-and FlashAttention-2 are those of PyTorch's `scaled_dot_product_attention`.
+a batch has at most 8192 tokens. Attention is causal and padded. With --keys the tokens are the last ones of a cache, whose
+length is log-uniform too; the caches of a batch have at most 262,144 keys. A third of the problems are in float16. Each kernel
+is timed at each problem that it supports, v03_mma only up to 2048 tokens, because others are far faster beyond. So is
+`decode_attention`, to which `attention` hands few queries that see many keys. cuDNN and FlashAttention-2 are those of PyTorch's
+`scaled_dot_product_attention`.
 
 A time is the median of seven cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables compare the kernel that `attention` takes (`chosen`) and
@@ -34,15 +37,19 @@ import torch
 
 from benchmarks import cold, rows
 from minfer import ops
-from minfer.functional import best, library
+from minfer.functional import best, decode_attention, library
+from minfer.functional.attention import MANY_KEYS
+from minfer.functional.decode_attention import DIMS, MOST_NEW
 from minfer.ops import Case, drawn
 from minfer.ops.prefill_attention import baselines
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KERNELS = ("v03_mma", "v05_pingpong", "v06_no_maximum", "v07_short", "v08_compact", "v13_wide_heads")
+DECODE = "decode_attention"  # beside the kernels
+OURS = (*KERNELS, DECODE)
 OTHERS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
 MOST_TOKENS = {"v03_mma": 2048}
-ROUNDS, MOST = 7, 8192
+ROUNDS, MOST, MOST_CACHED = 7, 8192, 1 << 18
 STARTS = (1, 2, 17, 65, 129, 257, 513, 1025, 2049, MOST + 1)  # of the ranges of tokens
 
 
@@ -50,6 +57,7 @@ class Prompts(NamedTuple):
     dtype: str
     batch: int
     tokens: int
+    keys: int  # the tokens among them
     heads: int
     kv_heads: int
     head_dim: int
@@ -57,22 +65,28 @@ class Prompts(NamedTuple):
 
     def case(self) -> Case:
         op = ops.get("prefill_attention")
-        shape = {"batch": self.batch, "seq_q": self.tokens, "seq_kv": self.tokens}
+        shape = {"batch": self.batch, "seq_q": self.tokens, "seq_kv": self.keys}
         shape |= {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         return op.case("", self.dtype, shape | ({"v_dim": self.v_dim} if self.v_dim != self.head_dim else {}), {})
 
+    def is_for_decode(self) -> bool:
+        """Whether decode_attention takes it."""
+        return self.tokens <= MOST_NEW and self.head_dim in DIMS and self.v_dim == self.head_dim
 
-def prompts(seed: int, least: int, most: int) -> Iterator[Prompts]:
+
+def prompts(seed: int, tokens_range: tuple[int, int], keys_range: tuple[int, int] | None) -> Iterator[Prompts]:
     rng, models = random.Random(seed), [model for model in drawn.models() if model.head_dim in drawn.PREFILLED]
 
     def log_uniform(low: int, high: int) -> int:
         return int(math.exp(rng.uniform(math.log(low), math.log(high + 1))))
 
     while True:
-        model, tokens = rng.choice(models), log_uniform(least, most)
+        model, tokens = rng.choice(models), log_uniform(*tokens_range)
+        keys = tokens if keys_range is None else max(tokens, log_uniform(*keys_range))
+        batch = log_uniform(1, max(1, min(MOST // tokens, MOST_CACHED // keys)))
         v_dim = drawn.V_DIM.get(model.head_dim) or model.head_dim
         dtype = rng.choice(["bfloat16", "bfloat16", "float16"])
-        yield Prompts(dtype, log_uniform(1, MOST // tokens), tokens, model.heads, model.kv_heads, model.head_dim, v_dim)
+        yield Prompts(dtype, batch, tokens, keys, model.heads, model.kv_heads, model.head_dim, v_dim)
 
 
 def kernels_for(of: Prompts) -> list[str]:
@@ -87,8 +101,8 @@ def kernels_for(of: Prompts) -> list[str]:
 def time_prompts(of: Prompts, run: Mapping[str, Callable[..., object]], flushed: torch.Tensor) -> list[dict[str, Any]]:
     make = {"device": flushed.device, "dtype": getattr(torch, of.dtype)}
     q = torch.randn(of.batch, of.tokens, of.heads, of.head_dim, **make)
-    k = torch.randn(of.batch, of.tokens, of.kv_heads, of.head_dim, **make)
-    v = torch.randn(of.batch, of.tokens, of.kv_heads, of.v_dim, **make)
+    k = torch.randn(of.batch, of.keys, of.kv_heads, of.head_dim, **make)
+    v = torch.randn(of.batch, of.keys, of.kv_heads, of.v_dim, **make)
     out = torch.empty(of.batch, of.tokens, of.heads, of.v_dim, **make)
     lse, nothing = torch.empty(0, device=flushed.device), torch.empty(0, dtype=torch.int32, device=flushed.device)
     tensors = (out, lse, q, k, v, nothing, nothing)
@@ -105,21 +119,30 @@ def time_prompts(of: Prompts, run: Mapping[str, Callable[..., object]], flushed:
         calls[kernel] = lambda call=run[kernel]: call(*tensors, True, 0, 0.0, 0.0)  # type: ignore[misc]
         out.fill_(math.nan)
         calls[kernel]()
-        if not (error := float((out.float() - expected).abs().max())) <= 0.05:
-            sys.exit(f"attention_times.py: {kernel} at {of} is wrong: error {error:.3g}, allowed 0.05")
+        check(of, kernel, out, expected)
+    if of.is_for_decode():
+        lengths = torch.full((of.batch,), of.keys, dtype=torch.int32, device=flushed.device)
+        calls[DECODE] = lambda: decode_attention.decode_attention(q, k, v, lengths)
+        check(of, DECODE, calls[DECODE](), expected)
     return [of._asdict() | {"kernel": kernel, "us": us} for kernel, us in cold.medians(calls, flushed, ROUNDS).items()]
+
+
+def check(of: Prompts, kernel: str, out: Any, expected: torch.Tensor) -> None:
+    if not (error := float((out.float() - expected).abs().max())) <= 0.05:
+        sys.exit(f"attention_times.py: {kernel} at {of} is wrong: error {error:.3g}, allowed 0.05")
 
 
 def with_choice(found: pd.DataFrame) -> pd.DataFrame:
     """A line for each problem: the time of each kernel that was timed, else NaN; `chosen`, the kernel that `attention` takes
-    where nothing was measured, its time `chosen_us`; `fastest_us` of ours, and `other_us` of the others. A problem whose chosen
-    kernel was not timed is left out, and so is one that no other takes."""
+    where nothing was measured, or decode_attention, its time `chosen_us`; `fastest_us` of ours, and `other_us` of the others. A
+    problem whose chosen kernel was not timed is left out, and so is one that no other takes."""
     times = found.pivot_table(index=[*Prompts._fields], columns="kernel", values="us").reset_index()
-    kernels = [name for name in times.columns if name in KERNELS]
+    kernels = [name for name in times.columns if name in OURS]
     chosen = []
     for fields in times[[*Prompts._fields]].itertuples(index=False):
-        case = Prompts(*fields).case()
-        chosen.append(best.best("prefill_attention", case.dtype, case.params, case.shape, (9, 0), "").kernel)
+        of, case = Prompts(*fields), Prompts(*fields).case()
+        named = best.best("prefill_attention", case.dtype, case.params, case.shape, (9, 0), "").kernel
+        chosen.append(DECODE if of.keys > MANY_KEYS and of.is_for_decode() else named)
     at = [kernels.index(name) if name in kernels else -1 for name in chosen]
     values = np.column_stack([times[kernels].to_numpy(), np.full(len(times), np.nan)])
     others = [name for name in OTHERS if name in times.columns]
@@ -158,11 +181,14 @@ def main() -> None:
     parser.add_argument("--time", action="store_true", help="overwrite this GPU's times with those of new problems")
     parser.add_argument("--seconds", type=float, default=60, help="how long to time")
     parser.add_argument("--seed", type=int, default=1, help="for drawing problems")
-    parser.add_argument("--tokens", type=int, nargs=2, default=(1, MOST), metavar=("LEAST", "MOST"), help="of a prompt")
+    span = ("LEAST", "MOST")
+    parser.add_argument("--tokens", type=int, nargs=2, default=(1, MOST), metavar=span, help="of a prompt")
+    parser.add_argument("--keys", type=int, nargs=2, metavar=span, help="of a cache that ends with the tokens")
     arguments = parser.parse_args()
-    least, most = arguments.tokens
-    if not 1 <= least <= most <= MOST:
-        sys.exit(f"attention_times.py: --tokens {least} {most} is no range of 1 to {MOST}: give the least first")
+    for name, given, limit in (("tokens", arguments.tokens, MOST), ("keys", arguments.keys, MOST_CACHED)):
+        if given and not 1 <= given[0] <= given[1] <= limit:
+            least, most = given
+            sys.exit(f"attention_times.py: --{name} {least} {most} is no range of 1 to {limit}: give the least first")
     if arguments.time == bool(arguments.file):
         sys.exit("attention_times.py takes either --time, on a GPU, or a file of times")
     if arguments.file:
@@ -179,7 +205,7 @@ def main() -> None:
     registered = ops.get("prefill_attention").kernels
     run = {name: library.registered(registered[name], device) for name in KERNELS}
     flushed, found, begin = cold.to_flush(device), [], time.monotonic()
-    for number, of in enumerate(prompts(arguments.seed, least, most)):
+    for number, of in enumerate(prompts(arguments.seed, arguments.tokens, arguments.keys)):
         if time.monotonic() - begin > arguments.seconds:
             break
         found += time_prompts(of, run, flushed)
@@ -187,7 +213,7 @@ def main() -> None:
             print(f"{number} problems after {time.monotonic() - begin:.0f} s", flush=True)
     if not found:
         sys.exit(f"attention_times.py: nothing was timed in {arguments.seconds:g} s; give it more --seconds")
-    rows.write("attention", found, device)
+    rows.write("attention-cached" if arguments.keys else "attention", found, device)
     print(*lines(with_choice(pd.DataFrame(found))), sep="\n")
 
 
