@@ -4,6 +4,7 @@
     uv run python benchmarks/kernel_times.py --time --seconds 60 --rows 1 64    # on an H100 or H200: overwrites its times
     uv run python benchmarks/kernel_times.py --time --sizes short               # the same, of products with a short N or K
     uv run python benchmarks/kernel_times.py --time --sizes unaligned                 # with an N or K that is no multiple of 8
+    uv run python benchmarks/kernel_times.py --time --mma         # of kernels that older GPUs have too, which use mma.sync
 
 The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 12,547 products, in bfloat16 and both layouts, some
 of them timed twice. M is log-uniform and not rounded. There are four sets. In three, with 1 to 32 rows, 33 to 4096, and 1024 to
@@ -14,6 +15,9 @@ it. When the second set was timed, v18_fitted had 48 of its 59 kinds of tiles. v
 sets were timed in four runs like `--time`, and put together; their column `seed` tells them apart. A fifth set is in
 products-unaligned-nvidia-h200.parquet, as one run with `--sizes unaligned` wrote it: of products with an N or K that is no
 multiple of 8, both from 16 to 8192. The limits in the rules for these were fitted to other products.
+
+With --mma it times v23_mma_fitted, which chooses a tile by a model, and the kernels before it, and prints their tables, where
+`chosen` is v23_mma_fitted.
 
 A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables are of products whose N and K are at least 512, of those
@@ -52,6 +56,7 @@ KERNELS_FOR_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
 KERNELS_FOR_LONG = (*KERNELS_FOR_ANY, "v14_stream_k", "v14_small")
 KERNELS_FOR_SHORT = (*KERNELS_FOR_ANY, "v12_pingpong", "v14_small", "v16_skinny")
 KERNELS_FOR_UNALIGNED = ("v18_fitted", "v20_any_columns", "v22_any_size")
+KERNELS_OF_MMA = ("v07_tuned", "v08_split_k", "v15_gemv", "v16_skinny", "v23_mma_fitted")
 KERNELS = {*KERNELS_FOR_LONG, *KERNELS_FOR_SHORT, *KERNELS_FOR_UNALIGNED}
 SIZES = ("long", "short", "unaligned")  # kinds of products
 MANY = 10**10  # from so many multiply-adds on, v22_any_size is far from the fastest, and is not timed
@@ -105,7 +110,15 @@ def products(seed: int, least: int, most: int, sizes: str) -> Iterator[Product]:
             yield product
 
 
-def time_product(of: Product, run: Mapping[str, Callable[..., object]], flushed: torch.Tensor) -> list[dict[str, Any]]:
+def kernels_of_mma(of: Product) -> list[str]:
+    """The same of the kernels that use mma.sync."""
+    kernels = [name for name in KERNELS_OF_MMA if of.m <= MOST_ROWS.get(name, of.m)]
+    return [name for name in kernels if name != "v15_gemv" or of.layout == "TN"]
+
+
+def time_product(
+    of: Product, kernels: list[str], run: Mapping[str, Callable[..., object]], flushed: torch.Tensor
+) -> list[dict[str, Any]]:
     device = flushed.device
     a = torch.randn(of.m, of.k, device=device).bfloat16()
     b = torch.randn(*((of.n, of.k) if of.layout == "TN" else (of.k, of.n)), device=device).bfloat16()
@@ -114,7 +127,7 @@ def time_product(of: Product, run: Mapping[str, Callable[..., object]], flushed:
     calls: dict[str, Callable[[], object]] = {"torch": lambda: torch.mm(a, right, out=expected)}
     calls["torch"]()
     allowed = 0.02 * float(expected.float().std()) + 2**-7 * float(expected.float().abs().max())
-    for kernel in kernels_for(of):
+    for kernel in kernels:
         calls[kernel] = lambda call=run[kernel]: call(c, a, right, 1.0, 0.0)  # type: ignore[misc]
         c.fill_(math.nan)
         calls[kernel]()
@@ -173,7 +186,10 @@ def main() -> None:
         "--rows", type=int, nargs=2, default=(1, 8192), metavar=("LEAST", "MOST"), help="the range of M"
     )
     parser.add_argument("--sizes", choices=SIZES, default="long", help="what N and K are like, see above")
+    parser.add_argument("--mma", action="store_true", help="time the kernels that use mma.sync")
     arguments = parser.parse_args()
+    if arguments.mma and (not arguments.time or arguments.sizes != "long"):
+        sys.exit("kernel_times.py: --mma goes with --time, and without --sizes")
     if not arguments.time:
         titles = f"N and K at least {SHORT}", f"N or K under {SHORT}", "N or K is no multiple of 8"
         for title, times in zip(titles, committed().values(), strict=True):
@@ -184,15 +200,23 @@ def main() -> None:
     if not 1 <= least <= most:
         sys.exit(f"kernel_times.py: --rows {least} {most} is no range: give at least 1, and the least first")
     registered = ops.get("hgemm").kernels
-    run = {name: library.registered(registered[name], device) for name in KERNELS}
+    run = {
+        name: library.registered(registered[name], device) for name in (KERNELS_OF_MMA if arguments.mma else KERNELS)
+    }
+    choose_kernels = kernels_of_mma if arguments.mma else kernels_for
     flushed, found, begin = cold.to_flush(device), [], time.monotonic()
     for number, product in enumerate(products(arguments.seed, least, most, arguments.sizes)):
         if time.monotonic() - begin > arguments.seconds:
             break
-        found += time_product(product, run, flushed)
+        found += time_product(product, choose_kernels(product), run, flushed)
         if number % 200 == 0:
             print(f"{number} products after {time.monotonic() - begin:.0f} s", flush=True)
-    rows.write("products-unaligned" if arguments.sizes == "unaligned" else "products", found, device)
+    kind = "-mma" if arguments.mma else "-unaligned" if arguments.sizes == "unaligned" else ""
+    rows.write(f"products{kind}", found, device)
+    if arguments.mma:
+        times = pd.DataFrame(found).pivot_table(index=[*Product._fields], columns="kernel", values="us").reset_index()
+        of_ours = [name for name in KERNELS_OF_MMA if name in times.columns]
+        print(*lines(times.assign(chosen_us=times.v23_mma_fitted, fastest_us=times[of_ours].min(axis=1))), sep="\n")
 
 
 if __name__ == "__main__":
