@@ -69,7 +69,7 @@ void with_aligned_rows(Gemm<T> g, F f) {
   const bool tn = g.layout == Layout::TN;
   const auto copied = [](bool is_aligned, const T* from, int64_t rows, int cols, int64_t ld) {
     const int64_t pieces = (int64_t(cols) + 7) / 8, count = is_aligned ? 0 : rows * pieces;
-    STD_TORCH_CHECK(count <= UINT_MAX, "hgemm: an operand of ", rows, " x ", cols,
+    STD_TORCH_CHECK(count <= UINT_MAX, "gemm: an operand of ", rows, " x ", cols,
                     " is too large to be copied to aligned rows; pass a tensor whose rows start at multiples of 16 bytes");
     return RowsToAlign<T>{nullptr, from, ld, cols, unsigned(pieces), unsigned(count)};
   };

@@ -32,7 +32,7 @@ CooperativeMaps make_cooperative_maps(const Problem& g) {
   const int rows = inside(g.m % kBlockM, kBlockM), cols = g.layout == Layout::TN ? inside(g.n % kPart, kPart) : 0;
   STD_TORCH_CHECK((rows % kBlockM == 0 || make_tensor_map(maps.a_last, g.a, g.m, g.k, g.lda, rows, kBlockK)) &&
                       (cols % kPart == 0 || make_tensor_map(maps.b_last, g.b, g.n, g.k, g.ldb, cols, kBlockK)),
-                  "hgemm: the driver knows no tensor map for the last rows and columns of these operands");
+                  "gemm: the driver knows no tensor map for the last rows and columns of these operands");
   return maps;
 }
 

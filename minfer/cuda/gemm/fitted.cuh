@@ -318,8 +318,8 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   vectors.k = 0;        // not checked: rows of A and B may have any length
   if (kAnywhere) vectors.n = 0, vectors.c = nullptr, vectors.ldc = 0;
   require_vectors<T, float>(vectors);
-  STD_TORCH_CHECK(g.k > 0, "hgemm: k must not be 0");
-  STD_TORCH_CHECK(g.alpha == 1.0f && g.beta == 0.0f, "hgemm: this kernel takes alpha 1 and beta 0, got ", g.alpha, " and ",
+  STD_TORCH_CHECK(g.k > 0, "gemm: k must not be 0");
+  STD_TORCH_CHECK(g.alpha == 1.0f && g.beta == 0.0f, "gemm: this kernel takes alpha 1 and beta 0, got ", g.alpha, " and ",
                   g.beta);
   FittedMaps maps;
   const Group group = group_of(kSharing, beside);
@@ -338,10 +338,10 @@ void launch_fitted(const Problem& g, int parts, bool beside) {
   if constexpr (Of::kTwo) mapped = mapped && map_b(maps.b_other, g.w2, g.ldw2, Inside(kN, of_b));
   else if (!Of::kSlabs && cols.size % kN != 0) mapped = mapped && map_b(maps.b_other, g.b, g.ldb, cols);
   STD_TORCH_CHECK(mapped && (kAnywhere || make_tensor_map(maps.c, output_of(g), g.m, g.n, g.ldc, kBoxRows, 64)),
-                  "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
+                  "gemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
   const int64_t down = ceil_div(g.m, kM * group.down), across = ceil_div(g.n, Of::kColumns * group.across);
-  STD_TORCH_CHECK(down * across <= INT_MAX / (2 * kSharing * 4), "hgemm: more output tiles than fit 32 bits");
+  STD_TORCH_CHECK(down * across <= INT_MAX / (2 * kSharing * 4), "gemm: more output tiles than fit 32 bits");
   int clusters = int(down * across);
   if (parts == 1) {
     int at_once = 0;

@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kPerSM)
 template <typename Shape, typename Problem>
 void launch_shape(const Problem& g) {
   const int down = ceil_div(g.m, Shape::kM * Shape::kCluster) * Shape::kCluster, across = ceil_div(g.n, Shape::kN);
-  STD_TORCH_CHECK(across <= 65535, "hgemm: this kernel takes n up to ", 65535 * Shape::kN, ", got ", g.n);
+  STD_TORCH_CHECK(across <= 65535, "gemm: this kernel takes n up to ", 65535 * Shape::kN, ", got ", g.n);
   allow_shared(multiply<Shape, Problem>, Shape::kBytes);
   const Maps maps = make_maps(g, Shape::rows(g.m), Shape::kN / Shape::kCluster, Shape::Tile::kBoxN);
   STD_CUDA_CHECK(launch_clusters(multiply<Shape, Problem>, Shape::kCluster, dim3(down, across), Shape::kThreads,

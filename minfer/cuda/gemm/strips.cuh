@@ -31,7 +31,7 @@ void launch_strips(const Problem& g) {
 
 template <typename Problem>
 void launch_few_rows(const Problem& g) {
-  STD_TORCH_CHECK(g.m <= 128, "hgemm: this kernel takes m up to 128, got ", g.m);
+  STD_TORCH_CHECK(g.m <= 128, "gemm: this kernel takes m up to 128, got ", g.m);
   if (g.layout == Layout::TN)
     g.m <= 64 ? launch_strips<Layout::TN, 64>(g) : launch_strips<Layout::TN, 128>(g);
   else

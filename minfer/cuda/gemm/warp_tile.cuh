@@ -12,10 +12,10 @@ namespace minfer {
 template <typename T, typename Acc>
 void require_vectors(const Gemm<T>& g) {
   const auto fits = [](const void* p, int64_t ld) { return reinterpret_cast<uintptr_t>(p) % 16 == 0 && ld % 8 == 0; };
-  STD_TORCH_CHECK(g.n % 8 == 0 && g.k % 8 == 0, "hgemm: n and k must be multiples of 8, got ", g.n, " and ", g.k);
+  STD_TORCH_CHECK(g.n % 8 == 0 && g.k % 8 == 0, "gemm: n and k must be multiples of 8, got ", g.n, " and ", g.k);
   STD_TORCH_CHECK(fits(g.a, g.lda) && fits(g.b, g.ldb) && fits(g.c, g.ldc),
-                  "hgemm: rows must start at multiples of 16 bytes; copy the operands to a contiguous tensor");
-  STD_TORCH_CHECK((std::is_same_v<Acc, float> || std::is_same_v<T, Half>), "hgemm: only fp16 accumulates in fp16");
+                  "gemm: rows must start at multiples of 16 bytes; copy the operands to a contiguous tensor");
+  STD_TORCH_CHECK((std::is_same_v<Acc, float> || std::is_same_v<T, Half>), "gemm: only fp16 accumulates in fp16");
 }
 
 // How a block copies tile after tile of one operand to shared memory: each thread the same 16-byte pieces of each tile.

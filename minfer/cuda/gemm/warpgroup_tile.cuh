@@ -25,14 +25,14 @@ struct Maps {
 template <typename T>
 Maps make_maps(const Gemm<T>& g, int box_m, int box_n, int box_c = 64) {
   require_vectors<T, float>(g);
-  STD_TORCH_CHECK(g.k > 0, "hgemm: k must not be 0");
+  STD_TORCH_CHECK(g.k > 0, "gemm: k must not be 0");
   const bool tn = g.layout == Layout::TN;
   Maps maps;
   STD_TORCH_CHECK(make_tensor_map(maps.a, g.a, g.m, g.k, g.lda, box_m, kBlockK) &&
                       make_tensor_map(maps.b, g.b, tn ? g.n : g.k, tn ? g.k : g.n, g.ldb,
                                       tn ? box_n : std::min(box_n, kBlockK), 64) &&
                       make_tensor_map(maps.c, g.c, g.m, g.n, g.ldc, 16, box_c),
-                  "hgemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
+                  "gemm: the driver knows no tensor map for these operands; it must be one of CUDA 12 or newer, and "
                   "leading dimensions under 2^39");
   return maps;
 }
@@ -266,7 +266,7 @@ struct PersistentGrid {
 template <int kBlockM, int kBlockN, int kCluster, typename Kernel, typename T>
 PersistentGrid persistent_grid(Kernel* kernel, int threads, int bytes, const Gemm<T>& g) {
   const int64_t tiles = int64_t(ceil_div(g.m, kBlockM * kCluster)) * ceil_div(g.n, kBlockN);
-  STD_TORCH_CHECK(tiles <= INT_MAX / 2, "hgemm: more output tiles than fit 32 bits");
+  STD_TORCH_CHECK(tiles <= INT_MAX / 2, "gemm: more output tiles than fit 32 bits");
   allow_shared(kernel, bytes);
   int clusters = 0;
   STD_CUDA_CHECK(clusters_at_once(&clusters, kernel, kCluster, threads, bytes));
