@@ -291,11 +291,12 @@ def fastest_of_ours(rows: Iterable[store.Row]) -> store.Row | None:
 
 def format_shares(row: store.Row) -> str:
     """A kernel's share of PyTorch's throughput in words: `104.8 % (104.7–105.2) cold and 99.9 %, a tie, steady`; nothing where
-    its baseline is another kernel."""
+    its baseline is another kernel. A share whose interval is too wide is left out."""
     if row["baseline"] != REFERENCE:
         return ""
     shares = {regime: percent(row, regime, None) for regime in REGIMES if number(row, f"{regime}_speedup")}
-    return " and ".join(f"{share.replace(' tie', ', a tie,')} {regime}" for regime, share in shares.items())
+    shown = {regime: share for regime, share in shares.items() if "%" in share}
+    return " and ".join(f"{share.replace(' tie', ', a tie,')} {regime}" for regime, share in shown.items())
 
 
 def headline(rows: Iterable[store.Row]) -> str:

@@ -179,7 +179,10 @@ class Section:
                 other, share, name = self.torch, percent(best, "cold", self.torch), REFERENCE
             about = [f"{other['launches']} launches"] if other and (other["launches"] or 1) > 1 else []
             about += ["a tie"] if share.endswith(" tie") else []
-            share = share.removesuffix(" tie") + (f" of {escape(name)}" if name else "")
+            joined = (
+                "of" if "%" in share else {"tie": "with"}.get(share, "than")
+            )  # a verdict alone, as in `faster than torch`
+            share = share.removesuffix(" tie") + (f" {joined} {escape(name)}" if name else "")
             share += (f" ({', '.join(about)})" if about else "") + (" ‡" if self.rejected_reference else "")
         link = f"{where.results}{self.page.as_posix()}"
         return [self.link(where), short(self.headline or ""), share, f"[{self.verdicts or 'none compared'}]({link})"]

@@ -114,6 +114,15 @@ def test_the_headline_says_both_regimes_of_the_fastest_of_ours(work: Workspace) 
     assert f"\nfloat16 · layout=TN, accumulate=float32 · m=512, n=512, k=512: {said}\n" in work.text()
 
 
+def test_a_share_whose_interval_is_too_wide_is_in_no_sentence(work: Workspace) -> None:
+    wide: dict[str, Any] = {"cold_speedup_low": 0.9, "cold_speedup_high": 2.8, "cold_verdict": "faster"}
+    steady: dict[str, Any] = {"steady_speedup": 1.5, "steady_verdict": "faster"}
+    work.write(row(), row("v01", 80.0, **wide, **steady, backend="cuda"))
+    assert work.run() == 0
+    assert "m=512, n=512, k=512: of PyTorch's throughput **v01** reaches 150.0 % steady.\n" in work.text()
+    assert "| faster than torch |" in work.readme.read_text()
+
+
 def test_without_pytorch_there_is_no_percentage(work: Workspace) -> None:
     cells = work.cells(row("torch", None, status="oom"), row("v01", 5.0, baseline=None, cold_speedup=None))
     assert cells[1] == ["**v01**", "**5.000 µs**", "**200.0**", "**—**", "**baseline**"]
