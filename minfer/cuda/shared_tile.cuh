@@ -21,17 +21,31 @@ struct Padded {
   __device__ static int at(int row, int col) { return row * kStride + col; }
 };
 
-// The same without extra space: the order of the 16-byte pieces differs from row to row. 128 bytes cover all banks, so two
-// shorter rows that cover them together have the same order.
+// The same without extra space: the order of the 16-byte pieces differs from row to row. 128 bytes cover all banks. Rows of
+// whole multiples of 128 bytes begin in the same banks and have eight orders. Of rows of 64 or 192 bytes two begin in different
+// banks, so that two have the same order, of four; of rows of 96 bytes four have the same, of two.
 template <int kCols>
 struct Swizzled {
   static constexpr int kStride = kCols, kPieces = kCols / 8;
-  static_assert(kPieces == 4 || kPieces % 8 == 0);
-  __device__ static int at(int row, int col) {
-    const int order = kPieces == 4 ? row / 2 % 4 : row % 8;
+  static constexpr int kOrders = kPieces % 8 == 0 ? 8 : kPieces % 4 == 0 ? 4 : 2, kAlike = 8 / kOrders;
+  static_assert(kCols % 16 == 0);
+  __device__ static constexpr int at(int row, int col) {
+    const int order = row / kAlike % kOrders;
     return row * kStride + ((col / 8) ^ order) * 8 + col % 8;
   }
 };
+
+// Whether eight rows at each column lie in different banks, if the tile begins at a multiple of 128 bytes.
+template <typename Place>
+constexpr bool rows_in_different_banks() {
+  for (int row0 = 0; row0 < 16; row0 += 8)
+    for (int col = 0; col < Place::kStride; col += 8) {
+      unsigned banks = 0;  // each bit is four banks, 16 bytes
+      for (int row = row0; row < row0 + 8; ++row) banks |= 1u << Place::at(row, col) / 8 % 8;
+      if (banks != 0xff) return false;
+    }
+  return true;
+}
 
 // Starts copying kRows rows of kCols elements, `stride` elements apart, to a tile, 16 bytes a thread at a time; the rows
 // from `rows_left` on are zero, and are not read.
