@@ -1,4 +1,5 @@
-"""What the ops of attention share: inputs that a careless softmax fails on, and the reference in fp64 with its bound."""
+"""What the ops of attention share: the sizes of heads, inputs that a careless softmax fails on, and the reference in fp64 with
+its bound."""
 
 from __future__ import annotations
 
@@ -7,10 +8,31 @@ from dataclasses import dataclass
 
 import torch
 
+from minfer.ops.case import Case, Rule
 from minfer.ops.tensors import Draw, Floats, Tensors
 
 U = 2.0**-24
+LATENT = (192, 128)  # head_dim and v_dim of DeepSeek's models
 Tensor = torch.Tensor
+
+
+def v_dim(case: Case) -> int:
+    """The length of the rows of v and out."""
+    return case.shape.get("v_dim", case["head_dim"])
+
+
+def heads_of(*dims: int, latent: bool = False) -> Rule:
+    """The rule that rows of q, k, v and out have one of these lengths; with `latent` also those of latent attention."""
+    *others, last = dims
+    said = f"takes heads of {', '.join(map(str, others))} or {last}" + (", or of 192 with values of 128" * latent)
+
+    def rule(case: Case) -> str | None:
+        dim, of_v = case["head_dim"], v_dim(case)
+        if (dim == of_v and dim in dims) or (latent and (dim, of_v) == LATENT):
+            return None
+        return f"{said}, got {dim}" + ("" if dim == of_v else f" with values of {of_v}")
+
+    return rule
 
 
 @dataclass(frozen=True)

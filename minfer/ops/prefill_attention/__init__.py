@@ -52,7 +52,6 @@ from minfer.ops import (
     Expected,
     Op,
     Ragged,
-    Rule,
     Spec,
     Tensors,
     divides,
@@ -68,11 +67,10 @@ from minfer.ops import (
     size,
     within,
 )  # fmt: skip
-from minfer.ops.attention_reference import Rows, attend
+from minfer.ops.attention_reference import LATENT, Rows, attend, heads_of, v_dim
 from minfer.ops.axes import Axis, Sizes
 from minfer.ops.prefill_attention import baselines
 
-LATENT = (192, 128)  # head_dim and v_dim of DeepSeek's models
 TAIL = 16  # rows of poison behind the keys of packed sequences
 SPARE = 2  # pages of no sequence
 SCALES = (0.75, 1.25)  # of k and of v in fp8
@@ -92,11 +90,6 @@ def page_of(case: Case) -> int:
 
 def is_quantised(case: Case) -> bool:
     return case.params.get("quant", "none") == "fp8"
-
-
-def v_dim(case: Case) -> int:
-    """The length of the rows of v and out."""
-    return case.shape.get("v_dim", case["head_dim"])
 
 
 def lengths_of(case: Case) -> list[tuple[int, int]]:
@@ -247,20 +240,6 @@ def check_v_dim(size: int, sizes: Sizes) -> str | None:
 
 def draw_v_dim(rng: random.Random, sizes: Sizes) -> int:
     return LATENT[1] if sizes["head_dim"] == LATENT[0] and rng.random() < 0.5 else sizes["head_dim"]
-
-
-def heads_of(*dims: int, latent: bool = False) -> Rule:
-    """The rule that rows of q, k, v and out have one of these lengths; with `latent` also those of latent attention."""
-    *others, last = dims
-    said = f"takes heads of {', '.join(map(str, others))} or {last}" + (", or of 192 with values of 128" * latent)
-
-    def rule(case: Case) -> str | None:
-        dim, of_v = case["head_dim"], v_dim(case)
-        if (dim == of_v and dim in dims) or (latent and (dim, of_v) == LATENT):
-            return None
-        return f"{said}, got {dim}" + ("" if dim == of_v else f" with values of {of_v}")
-
-    return rule
 
 
 def shape(
