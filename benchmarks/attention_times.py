@@ -71,7 +71,7 @@ class Prompts(NamedTuple):
 
     def is_for_decode(self) -> bool:
         """Whether decode_attention takes it."""
-        return self.tokens <= MOST_NEW and self.head_dim in DIMS and self.v_dim == self.head_dim
+        return self.tokens <= MOST_NEW and self.head_dim in DIMS
 
 
 def prompts(seed: int, tokens_range: tuple[int, int], keys_range: tuple[int, int] | None) -> Iterator[Prompts]:

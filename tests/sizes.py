@@ -92,7 +92,10 @@ EMULATED: dict[str, Shapes] = {
     # multiple of any tile.
     "quant_gemm": [(1, 130, 2048), (2, 40, 4096), (5, 17, 6144), (40, 136, 2048), (130, 272, 512)],
     # More units than a ring has stages, parts of an item in several blocks, 32 rows, more rows than a tile.
-    "decode_attention": [(2, 3, 170, 6, 1, 128), (1, 8, 300, 5, 1, 64), (3, 1, 400, 4, 1, 256)],
+    "decode_attention": [
+        *((2, 3, 170, 6, 1, 128), (1, 8, 300, 5, 1, 64), (3, 1, 400, 4, 1, 256)),
+        *((1, 8, 300, 5, 1, 96), (1, 3, 300, 5, 1, 192, 128)),
+    ],
     # More units than a ring has stages, parts of an item in several blocks, an odd number of a warpgroup's blocks of keys, and
     # one, two and three tiles of rows, the last of them not whole.
     "mla_decode": [(3, 3, 200, 6), (1, 2, 460, 3), (3, 1, 130, 66), (1, 2, 460, 35), (1, 1, 70, 130)],
@@ -213,7 +216,7 @@ OF_FILE: dict[str, Shapes] = {
         (390, 72, 72),
     ],
     # Several parts of an item, each of more keys than the least.
-    "decode_attention-v03_packed": [(1, 2, 400, 4, 1, 128), (1, 1, 1600, 4, 1, 128)],
+    "decode_attention-v03_packed": [(1, 2, 400, 4, 1, 128), (1, 1, 1600, 4, 1, 128), (1, 4, 300, 4, 1, 96)],
     # Widths of a tile from 48 to 160 columns, and several tiles of an expert's rows, the last of them not full.
     "moe_ffn-v05_pairs": [
         (94, 1, 1, 72, 24),

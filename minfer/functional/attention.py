@@ -9,13 +9,12 @@ import torch
 
 from minfer.functional import library
 from minfer.functional.contract import Contract
-from minfer.functional.decode_attention import DIMS, MOST_NEW, decode_attention
+from minfer.functional.decode_attention import DIMS, LATENT, MOST_NEW, decode_attention, v_dim_of
 from minfer.functional.pages import is_power_of_two
 
 Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
 HEAD_DIMS = (64, 96, 128, 192, 256)
-LATENT = (192, 128)  # the head_dim of q and k, and that of v, in multi-head latent attention
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
 # If few queries see more keys than these, `attention` calls decode_attention, whose blocks share the keys of a query. In
 # attention's own kernels a block takes all keys of a tile of queries, so most multiprocessors would have no work.
@@ -98,9 +97,9 @@ def attention(
     not check lengths, because it would have to wait for the device: lengths out of range are clamped, and nothing is read out
     of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
     copied first. `best` picks the kernel, which is compiled at its first call. On a GPU, `attention` calls `decode_attention`
-    for at most 16 queries that see more than 1024 keys, if they are causal or there is one, head_dim is 64, 128 or 256 and
-    v's too, and there are no sinks, lengths, cu_seqlens, page_table, scales or return_lse. Works under `torch.compile`. It
-    has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
+    for at most 16 queries that see more than 1024 keys, if they are causal or there is one, v_dim is not 192, and there are
+    no sinks, lengths, cu_seqlens, page_table, scales or return_lse. Works under `torch.compile`. It has no backward: raises
+    RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     library.refuse_gradients("attention", q, k, v, sinks, scales)
     if scales is None and k.dtype == torch.float8_e4m3fn:
         raise ValueError("minfer.attention takes scales beside k and v of float8_e4m3fn, got None")
@@ -148,12 +147,13 @@ def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, wind
         q.device.type in DEVICES_THAT_DIVIDE
         and q.dim() == k.dim() == 4
         and q.shape[1] <= MOST_NEW
-        and k.shape == v.shape
+        and k.shape[:3] == v.shape[:3]
         and (k.shape[1] if window is None else min(k.shape[1], window)) > MANY_KEYS
         and (causal or q.shape[1] == 1)
         and q.numel() > 0
         and (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
         and q.shape[3] in DIMS
+        and v.shape[3] == v_dim_of(q)
         and k.shape[2] > 0
         and q.shape[2] % k.shape[2] == 0
         and q.dtype == k.dtype == v.dtype

@@ -13,26 +13,27 @@ from minfer.functional.pages import check_pages as check_pages_of
 from minfer.functional.pages import is_power_of_two
 
 Tensor = torch.Tensor
-DIMS, MOST_NEW = (64, 128, 256), 16
+DIMS, MOST_NEW = (64, 96, 128, 192, 256), 16
+LATENT = (192, 128)  # the head_dim of q and k, and that of v, in multi-head latent attention
 # Slots of a page and new tokens that every kernel takes. v05_scored takes all others.
 PAGES, FEW_NEW = (16, 64, 256), 8
 
 
 def _contract(paged: bool, quantised: bool, packed: bool) -> Contract:
     stored = "float8_e4m3fn" if quantised else "q"
-    cache = f"{stored} ({'pages' if paged else 'batch'}, slots, kv_heads, head_dim)"
+    cache = f"{stored} ({'pages' if paged else 'batch'}, slots, kv_heads"
     return Contract(
         "decode_attention",
         f"""
         q: float16 | bfloat16 (batch, new, heads, head_dim)
-        k_cache: {cache}
-        v_cache: {cache}
+        k_cache: {cache}, head_dim)
+        v_cache: {cache}, v_dim)
         lengths: int32 (batch)
         page_table: int32 (batch, most_pages)
         scales: float32 (2)
         sinks: float32 (heads)
         mask: {"int32 (batch, new)" if packed else "bool (batch, new, new)"}
-        -> q (batch, new, heads, head_dim)
+        -> q (batch, new, heads, v_dim)
         """,
         new=range(1, MOST_NEW + 1),
         head_dim=DIMS,
@@ -41,6 +42,12 @@ def _contract(paged: bool, quantised: bool, packed: bool) -> Contract:
 
 
 CONTRACTS = {how: _contract(*how) for how in itertools.product((False, True), repeat=3)}
+
+
+def v_dim_of(q: Tensor) -> int:
+    """The length of the rows of v and out beside q."""
+    dim = q.shape[-1] if q.dim() else 0
+    return LATENT[1] if dim == LATENT[0] else dim
 
 
 def _contract_of(page_table: Tensor | None, scales: Tensor | None, mask: Tensor | None) -> Contract:
@@ -63,12 +70,15 @@ def decode_attention(
     mask: Tensor | None = None,
     check_pages: bool = False,
 ) -> Tensor:
-    """softmax(scale q kᵀ) v of new tokens over a key-value cache that already has them, a new contiguous tensor of q's shape.
+    """softmax(scale q kᵀ) v of new tokens over a key-value cache that already has them, a new contiguous tensor of (batch, new,
+    heads, v_dim).
 
-    q: (batch, new, heads, head_dim), float16 or bfloat16; 1 to 16 new tokens; head_dim is 64, 128 or 256.
-    k_cache, v_cache: (batch, slots, kv_heads, head_dim); or with `page_table` (pages, slots, kv_heads, head_dim), where the
-        slots of a page are a power of two. kv_heads divides heads: query head h reads key-value head h // (heads / kv_heads).
-        Of q's dtype or, with `scales`, float8_e4m3fn.
+    q: (batch, new, heads, head_dim), float16 or bfloat16; 1 to 16 new tokens; head_dim is 64, 96, 128, 192 or 256. The kernels
+        were not timed with 96 and 192.
+    k_cache, v_cache: (batch, slots, kv_heads, head_dim), v_cache with v_dim, which is head_dim, or 128 where that is 192; or
+        with `page_table` (pages, slots, kv_heads, head_dim) and likewise, where the slots of a page are a power of two.
+        kv_heads divides heads: query head h reads key-value head h // (heads / kv_heads). Of q's dtype or, with `scales`,
+        float8_e4m3fn.
     lengths: int32 (batch,), how many keys each sequence has, including its new tokens. Query i is at position length - new +
         i, and sees the keys up to that position; a query at a negative position gives 0.
     page_table: int32 (batch, most pages): position j of sequence b is slot j % slots of page page_table[b, j // slots]. Entries
@@ -99,7 +109,7 @@ def decode_attention(
         raise ValueError(f"minfer.decode_attention takes no window beside a mask, got {window}")
     if check_pages:
         contract = _contract_of(page_table, scales, mask)
-        contract.check(q, k_cache, v_cache, lengths, page_table, scales, sinks, mask)
+        contract.check(q, k_cache, v_cache, lengths, page_table, scales, sinks, mask, v_dim=v_dim_of(q))
         check_pages_of("decode_attention", k_cache, lengths, page_table)
     found: Tensor = _decode_attention_op(
         q, k_cache, v_cache, lengths, page_table, scales, sinks, mask, scale or 0.0, window or 0, softcap or 0.0
@@ -133,6 +143,8 @@ def _decode_attention(
     if usual and not window and not softcap and sinks is None and mask is None:
         shape = {"batch": q.shape[0], "new": q.shape[1], "longest": longest}
         shape |= {"heads": q.shape[2], "kv_heads": kv_heads, "head_dim": q.shape[3]}
+        if v_cache.shape[3] != q.shape[3]:
+            shape["v_dim"] = v_cache.shape[3]
         params = {"page": "none" if page_table is None else str(slots), "lengths": "full"}
         params["quant"] = "none" if scales is None else "fp8"
         library.call("decode_attention", tensors, q.dtype, shape, params, scale=scale)
@@ -148,7 +160,7 @@ def _make(*given: Any) -> Tensor:
     """The result, not filled, for the arguments of the op."""
     k_cache, (page_table, scales), mask = given[1], given[4:6], given[7]
     contract = _contract_of(page_table, scales, mask)
-    made: Tensor = contract.make(*given)
+    made: Tensor = contract.make(*given, v_dim=v_dim_of(given[0]))
     slots = k_cache.shape[1]
     if page_table is not None and not is_power_of_two(slots):
         raise contract.error("k_cache whose slots are a power of two", slots)

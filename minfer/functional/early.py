@@ -145,7 +145,7 @@ def decode_attention(
             softcap=softcap,
             sinks=sinks,
         )
-    out, none = torch.empty_like(q), q.new_empty(0, dtype=torch.float32)
+    out, none = q.new_empty((*q.shape[:3], v_cache.shape[3])), q.new_empty(0, dtype=torch.float32)
     table = page_table.contiguous()
     _kernel("decode_attention", q.device)(out, q, lengths.contiguous(), table, k_cache, v_cache, none, scale)
     return out

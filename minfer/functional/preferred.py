@@ -208,6 +208,12 @@ def latent_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     return "v_dim" in shape
 
 
+def longer_keys(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `decode_attention` takes v03_packed: with keys of 192 and values of 128. `best.json` has no times of such heads,
+    so without this rule `best` would take the last kernel that supports them, v05_scored or v07_early."""
+    return "v_dim" in shape
+
+
 def very_short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `attention` takes v08_compact: up to 64 tokens, and up to 256 of causal prompts. 29 sequences of 18 queries and
     40 keys take 15.1 us, and 18.5 with v07_short. On an H100 4 x 256 take 19.0 and 21.2 us, 8 x 512 take 61.5 and 57.8.

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from minfer.functional.attention import HEAD_DIMS, LATENT, attention
-from minfer.functional.decode_attention import DIMS
+from minfer.functional.attention import HEAD_DIMS, attention
+from minfer.functional.decode_attention import DIMS, LATENT, v_dim_of
 from minfer.functional.early import (
     decode_attention,
     matmul,
@@ -109,7 +109,7 @@ def prefill(q: Tensor, k: Tensor, v: Tensor, batch: Batch, scores: Scores) -> Te
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch, scores: Scores) -> Tensor:
     """Attention of the batch's pieces of one token, (sequences, heads, dim), over their pages."""
     q = q[:, None]
-    if q.dtype in HALVES and q.shape[-1] in DIMS:
+    if q.dtype in HALVES and q.shape[-1] in DIMS and v_cache.shape[-1] == v_dim_of(q):
         found = decode_attention(q, k_cache, v_cache, batch.lengths, page_table=batch.table, **scores.given())
     else:
         k, v = (cache[batch.table.long()].flatten(1, 2) for cache in (k_cache, v_cache))

@@ -68,7 +68,7 @@ def attention(
     """Causal attention in fp32 of (batch, new, heads, dim) over keys (batch, most, kv_heads, dim) and values. Of a sequence's
     keys `lengths` are used, and the last of these are the new ones. Each head has one sink: a score without a value.
     `attention`, `decode_attention` and `mla_decode` take no fp32. `attention` takes no heads above 256; `decode_attention` only
-    those of 64, 128 and 256; `mla_decode` only pages of 64."""
+    those of 64, 96, 128 and 256; `mla_decode` only pages of 64."""
     new, heads, most = q.shape[1], q.shape[2], k.shape[1]
     position = lengths[:, None] - new + torch.arange(new, device=q.device)  # (batch, new)
     apart = position[..., None] - torch.arange(most, device=q.device)  # (batch, new, most)

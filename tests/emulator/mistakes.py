@@ -196,6 +196,7 @@ WIDE: tuple[str, dict[str, Edit]] = (
     {
         "row_page": ("__shfl_sync(0xffffffff, page, row)", "__shfl_sync(0xffffffff, page, 0)"),
         "small_end": ("key0 + row < piece.keys", "true"),
+        "part_page": ("__shfl_sync(0xffffffff, page, row)", "__shfl_sync(0xffffffff, page, 0)"),
         "tree": ("seen_new[query]", "(2u << query) - 1"),
         "before_first": ("seen == 0", "false"),
         "seen_there": "",

@@ -198,6 +198,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         {"unit_end": ("row < left", "true")},
         "outside the operands",
     ),
+    "a unit of rows of 96 columns copied beyond the last key": (
+        "decode_attention-v03_packed",
+        {"part_of_row": ("row < left", "true")},
+        "outside the operands",
+    ),
+    "pieces of a row of 96 columns that change places": (
+        "decode_attention-v03_packed",
+        {"swizzled_part": ("To::at(row, at * 8)", "To::at(row, (at ^ 1) * 8)")},
+        WRONG,
+    ),
     "a step that no block has": (
         "decode_attention-v04_balanced",
         {"last_step": ("s.total * (worker + 1) / s.blocks", "s.total * (worker + 1) / s.blocks - 1")},

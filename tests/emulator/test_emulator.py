@@ -115,7 +115,9 @@ def test_few_long_items_of_decode_attention_take_a_whole_multiprocessor(tmp_path
     for each in (function, without):
         each.allow_shared(227 << 10)
     op = ops.get(kernel.op)
-    long = [dict(zip(op.axes, shape, strict=True)) for shape in [(1, 1, 1600, 4, 1, 128), (1, 8, 300, 5, 1, 64)]]
+    long = sizes.named(
+        op, [(1, 1, 1600, 4, 1, 128), (1, 8, 300, 5, 1, 64), (1, 1, 1600, 4, 1, 96), (1, 1, 900, 4, 1, 192, 128)]
+    )
     for case in op.cases(kernel, long):
         if case.dtype == "bfloat16" and case.params["page"] == "16":
             assert worst(function, case) < 1

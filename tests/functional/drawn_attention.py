@@ -205,7 +205,7 @@ def decode(
     scales: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    found, new = torch.zeros_like(q), q.shape[1]
+    found, new = q.new_zeros((*q.shape[:3], v_cache.shape[3])), q.shape[1]
     if scales is not None:
         k_cache, v_cache = k_cache * scales[0], v_cache * scales[1]
     if page_table is not None:
@@ -235,7 +235,12 @@ def draw_cache(at: Draw, batch: int, page: int) -> tuple[tuple[int, int], dict[s
 
 
 def draw_decode(at: Draw) -> Drawn:
-    dtype, batch, heads, dim = at.choice(*HALVES), at.choice(0, 1, 2, 3), at.choice(1, 2, 4), at.choice(64, 128)
+    dtype, batch, heads, dim = (
+        at.choice(*HALVES),
+        at.choice(0, 1, 2, 3),
+        at.choice(1, 2, 4),
+        at.choice(64, 96, 128, 192),
+    )
     kv_heads = at.choice(*[n for n in (1, 2, 4) if heads % n == 0])
     lead, given = draw_cache(at, batch, at.choice(1, 4, 16, 64))
     new = at.choice(1, 1, 2, 3, 16)
@@ -248,7 +253,8 @@ def draw_decode(at: Draw) -> Drawn:
     stored = dtype
     if at.choice(True, False, False):
         stored, given["scales"] = torch.float8_e4m3fn, torch.tensor([0.5, 2.0])
-    return given | {name: at.floats(stored, *lead, kv_heads, dim) for name in ("k_cache", "v_cache")}, decode
+    caches = {"k_cache": dim, "v_cache": 128 if dim == 192 else dim}
+    return given | {name: at.floats(stored, *lead, kv_heads, of) for name, of in caches.items()}, decode
 
 
 def mla(q: Tensor, cache: Tensor, **others: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from minfer import decode_attention, ops
 from minfer.bench.errors import run_reference
 from minfer.bench.operands import Operands
 from minfer.build import toolchain
+from tests import sizes
 from tests.emulator import Emulated, compiled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,11 +20,11 @@ CPU = torch.device("cpu")
 
 
 def case_of(shape: tuple[int, ...], kernel: str = "torch_eager", **params: str) -> ops.Case:
-    return OP.case(kernel, "float16", dict(zip(OP.axes, shape, strict=True)), params)
+    return OP.case(kernel, "float16", sizes.named(OP, [shape])[0], params)
 
 
 def definition(q, k, v, scale=None):
-    """One sequence in fp64: q (new, heads, dim), k and v (keys, kv_heads, dim)."""
+    """One sequence in fp64: q (new, heads, dim), k (keys, kv_heads, dim), v (keys, kv_heads, v_dim)."""
     new, keys = len(q), len(k)
     k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q.double(), k) * (scale or q.shape[2] ** -0.5)
@@ -33,16 +34,17 @@ def definition(q, k, v, scale=None):
 
 
 def paged(counts, new, heads, kv_heads, dim, page, poison=math.nan):
-    """q, the keys and values of each sequence, and caches and a table that have them."""
+    """q, the keys and values of each sequence, and caches and a table that have them. Beside keys of 192 values have 128."""
+    dims = dim, 128 if dim == 192 else dim
     used = [-(-count // page) for count in counts]
     order = torch.randperm(sum(used) + 3)
     table = torch.full((len(counts), max([1, *used])), 0x3FFFFFFF, dtype=torch.int32)
-    caches = [torch.full((len(order), page, kv_heads, dim), poison).half() for _ in range(2)]
+    caches = [torch.full((len(order), page, kv_heads, of), poison).half() for of in dims]
     rows, first = [], 0
     for i, count in enumerate(counts):
         table[i, : used[i]] = order[first : first + used[i]]
         first += used[i]
-        both = [torch.randn(count, kv_heads, dim).half() for _ in range(2)]
+        both = [torch.randn(count, kv_heads, of).half() for of in dims]
         for cache, x in zip(caches, both, strict=True):
             for j in range(used[i]):
                 part = x[j * page : (j + 1) * page]
@@ -129,7 +131,7 @@ def test_mistakes_are_a_sentence_each():
         ((q.float(), k, v, lengths), {}, "q of float16 or bfloat16, got torch.float32"),
         ((q[0], k, v, lengths), {}, r"q of \(batch, new, heads, head_dim\), got \(1, 4, 64\)"),
         ((q.expand(2, 17, 4, 64), k, v, lengths), {}, "q whose new is from 1 to 16, got 17"),
-        ((q[..., :40], k, v, lengths), {}, "q whose head_dim is 64, 128 or 256, got 40"),
+        ((q[..., :40], k, v, lengths), {}, "q whose head_dim is 64, 96, 128, 192 or 256, got 40"),
         ((q, k.bfloat16(), v, lengths), {}, "k_cache of the dtype of q, torch.float16, got torch.bfloat16"),
         (
             (q, k, v, lengths),

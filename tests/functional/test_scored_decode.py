@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,9 +109,10 @@ def error_of(
     """The largest error of the kernel's entry, over pages of 16; shape is (new, heads, kv_heads, head_dim)."""
     new, heads, *rest = shape
     q, rows, caches, table = paged(counts, new, heads, *rest, 16)
+    out = q.new_full((*q.shape[:3], caches[1].shape[3]), math.nan)
     if window := options.get("window", 0):
         hide(caches, table, counts, new, window)
-    out, lengths = torch.full_like(q, math.nan), torch.tensor(counts, dtype=torch.int32)
+    lengths = torch.tensor(counts, dtype=torch.int32)
     words = {"window": window, "softcap": options.get("softcap", 0.0)}
     added = [options.get(name, torch.empty(0)) for name in ("sinks", "mask")]
     scored(out, q, lengths, table, *caches, torch.empty(0), *added, **words)
@@ -132,6 +134,8 @@ def test_the_kernel_of_a_gpu_is_the_definition_when_emulated_and_mistakes_are_se
             ([0, 300, 41], (3, 6, 1, 128)),
             ([400], (8, 5, 1, 64)),
             ([70, 3], (1, 4, 4, 256)),
+            ([170, 41], (3, 4, 2, 96)),
+            ([300], (2, 6, 1, 192)),
         ):
             for window in (7, 129) if "window" in which else (0,):
                 options = sinks_of(which, shape[1]) | ({"window": window} if window else {})
@@ -140,22 +144,35 @@ def test_the_kernel_of_a_gpu_is_the_definition_when_emulated_and_mistakes_are_se
         options = sinks_of(EACH["all"], 4)
         assert not error_of(Emulated(entry, library, mistake), [60], (1, 4, 2, 64), options) < 4e-3
 
-    q, k, v = torch.randn(2, 1, 4, 64).half(), torch.randn(2, 50, 2, 64), torch.randn(2, 50, 2, 64)
-    k8, v8 = (x.to(torch.float8_e4m3fn) for x in (k, v))
-    scales, out, table = torch.tensor([0.5, 2.0]), torch.full_like(q, math.nan), torch.empty(2, 0, dtype=torch.int32)
-    options = sinks_of(EACH["all"], 4)
-    lengths, words = torch.tensor([50, 33], dtype=torch.int32), {x: options[x] for x in ("window", "softcap")}
-    scored(out, q, lengths, table, k8, v8, scales, options["sinks"], torch.empty(0), **words)
-    for i, count in enumerate((50, 33)):
-        wanted = definition(q[i], k8[i, :count].float() * 0.5, v8[i, :count].float() * 2, options)
-        torch.testing.assert_close(out[i].double(), wanted, rtol=2e-3, atol=2e-3)
+    tables = {52: torch.empty(2, 0, dtype=torch.int32), 4: torch.randperm(26).int().view(2, 13)}
+    for (dim, v_dim), slots in itertools.product(((64, 64), (96, 96), (192, 128)), tables):
+        q, table = torch.randn(2, 1, 4, dim).half(), tables[slots]
+        caches = [torch.randn(104 // slots, slots, 2, of).to(torch.float8_e4m3fn) for of in (dim, v_dim)]
+        out, scales, options = (
+            torch.full((2, 1, 4, v_dim), math.nan).half(),
+            torch.tensor([0.5, 2.0]),
+            sinks_of(EACH["all"], 4),
+        )
+        lengths, words = torch.tensor([50, 33], dtype=torch.int32), {x: options[x] for x in ("window", "softcap")}
+        scored(out, q, lengths, table, *caches, scales, options["sinks"], torch.empty(0), **words)
+        for i, count in enumerate((50, 33)):
+            pages = table[i].long() if table.numel() else [i]
+            k, v = (x.float()[pages].flatten(0, 1)[:count] * scale for x, scale in zip(caches, scales, strict=True))
+            torch.testing.assert_close(out[i].double(), definition(q[i], k, v, options), rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("which", EACH)
 def test_on_a_gpu_and_in_a_graph_whose_lengths_change(which):
     device, counts = pick("cuda"), [1300, 17, 0, 64, 300, 1, 129, 700]
-    for new, heads, kv_heads, dim in ((1, 8, 1, 64), (1, 8, 2, 128), (4, 6, 2, 256), (2, 64, 8, 64)):
+    for new, heads, kv_heads, dim in (
+        (1, 8, 1, 64),
+        (1, 8, 2, 128),
+        (4, 6, 2, 256),
+        (2, 64, 8, 64),
+        (4, 6, 2, 96),
+        (1, 16, 1, 192),
+    ):
         options = sinks_of(EACH[which], heads)
         on_device = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
         made = [paged(each, new, heads, kv_heads, dim, 16) for each in (counts, counts[::-1])]

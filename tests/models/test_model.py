@@ -103,7 +103,7 @@ def test_heads_of_prompts_are_padded_only_where_attention_does_not_take_them(dim
     ],
 )
 def test_prompts_of_heads_that_only_attention_takes_are_near_those_in_fp32(family, sizes):
-    """And decoding: in plain PyTorch for heads of 96, by mla_decode for latents in pages of 64."""
+    """And decoding: by decode_attention for heads of 96, by mla_decode for latents in pages of 64."""
     tokens, steps = [tiny.prompt(40), tiny.prompt(30, 1)], [[20, 9], [1, 20], [19, 1]]
     wanted, found = (
         tiny.run(tiny.decoder(family, dtype, **sizes), tokens, steps, 64) for dtype in (torch.float32, torch.bfloat16)

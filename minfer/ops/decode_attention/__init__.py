@@ -1,12 +1,14 @@
 """decode_attention: softmax(scale q kᵀ) v of one to eight new tokens a sequence, over a key-value cache.
 
-q and out are (batch, new, heads, head_dim). Query head h reads key-value head h // (heads / kv_heads): MHA, GQA (Ainslie et
-al., 2023) or MQA. scale is 1 / sqrt(head_dim). q and out are of one half type; sums are fp32, and out is rounded once.
+q is (batch, new, heads, head_dim), and out (batch, new, heads, v_dim). Query head h reads key-value head h // (heads /
+kv_heads): MHA, GQA (Ainslie et al., 2023) or MQA. scale is 1 / sqrt(head_dim). q and out are of one half type; sums are fp32,
+and out is rounded once. v_dim is 128 where head_dim is 192, as in the multi-head latent attention of DeepSeek-V2 (2024) before
+its latents are absorbed, and head_dim elsewhere.
 
 lengths, int32 (batch,), says how many keys each sequence has, its new tokens among them: query i of sequence b is at position
 lengths[b] - new + i, and sees the keys up to its own. A query at a negative position sees none; its out is 0.
 
-`params.page` says how the caches lie, (blocks, slots, kv_heads, head_dim) both:
+`params.page` says how the caches lie, (blocks, slots, kv_heads, head_dim) and (blocks, slots, kv_heads, v_dim):
 
     none          a block is a sequence, its slots are positions. page_table is (batch, 0).
     16, 64, 256   a block is a page of so many slots. Position j of sequence b is slot j % page of page
@@ -21,6 +23,7 @@ What lies behind a length, in its last page and in pages of no sequence, is NaN 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,6 +39,7 @@ from minfer.ops import (
     Ragged,
     Spec,
     Tensors,
+    both,
     divides,
     fixed,
     floats,
@@ -48,7 +52,8 @@ from minfer.ops import (
     size,
     within,
 )  # fmt: skip
-from minfer.ops.attention_reference import Rows, attend
+from minfer.ops.attention_reference import LATENT, Rows, attend, heads_of, v_dim
+from minfer.ops.axes import Axis, Sizes
 from minfer.ops.decode_attention import baselines
 from minfer.ops.tensors import Floats
 
@@ -103,17 +108,17 @@ def blocks_of(case: Case, *caches: str) -> tuple[int, Spec, Callable[[Tensors], 
 def tensors(case: Case) -> list[Spec]:
     batch, quantised = case["batch"], case.params["quant"] == "fp8"
     blocks, table, unused = blocks_of(case, "k_cache", "v_cache")
-    cache = (blocks, page_of(case), case["kv_heads"], case["head_dim"])
+    cache = (blocks, page_of(case), case["kv_heads"])
     dtype = "float8_e4m3fn" if quantised else ""
     scales = made_by(lambda made, draw, device: torch.tensor(SCALES[: 2 if quantised else 0], device=device))
-    rows = (batch, case["new"], case["heads"], case["head_dim"])
+    rows = (batch, case["new"], case["heads"])
     return [
-        out("out", *rows),
-        given("q", *rows, fill=Queries(1.0, 0.0, None)),
+        out("out", *rows, v_dim(case)),
+        given("q", *rows, case["head_dim"], fill=Queries(1.0, 0.0, None)),
         given("lengths", batch, dtype="int32", fill=fixed(lengths_of(case))),
         table,
-        given("k_cache", *cache, dtype=dtype, fill=Rows(1.0, 0.0, unused, False)),
-        given("v_cache", *cache, dtype=dtype, fill=floats(poison=unused)),
+        given("k_cache", *cache, case["head_dim"], dtype=dtype, fill=Rows(1.0, 0.0, unused, False)),
+        given("v_cache", *cache, v_dim(case), dtype=dtype, fill=floats(poison=unused)),
         given("scales", 2 if quantised else 0, dtype="float32", fill=scales),
     ]
 
@@ -123,7 +128,7 @@ def reference(case: Case, t: Tensors) -> dict[str, Expected]:
 
     Keys and values of an fp8 cache are exact in either half type. Kernels multiply them in float16 also where q is bfloat16,
     so that exponentials may be rounded to either."""
-    value, bound = torch.zeros_like(t["q"]), torch.zeros_like(t["q"])
+    value, bound = (t["q"].new_zeros((*t["q"].shape[:3], v_dim(case))) for _ in range(2))
     kinds = [torch.float16, torch.bfloat16] if len(t["scales"]) else [DTYPES[case.dtype]]
     for number, count in enumerate(lengths_of(case)):
         k, v = (rows_of(case, t, name, number, count) for name in ("k_cache", "v_cache"))
@@ -152,17 +157,33 @@ def keys_of_queries(case: Case) -> list[int]:
 
 def traffic(case: Case) -> tuple[float, float]:
     """Queries, keys and values of every sequence, and where they lie; out."""
-    rows = 1.0 * case["batch"] * case["new"] * case["heads"] * case["head_dim"] * DTYPES[case.dtype].itemsize
+    rows = 1.0 * case["batch"] * case["new"] * case["heads"] * DTYPES[case.dtype].itemsize
     counts, stored = lengths_of(case), 1 if case.params["quant"] == "fp8" else DTYPES[case.dtype].itemsize
     entries = sum(-(-count // page_of(case)) for count in counts) if case.params["page"] != "none" else 0
-    cached = 2.0 * sum(counts) * case["kv_heads"] * case["head_dim"] * stored
-    return rows + cached + 4.0 * (len(counts) + entries), rows
+    cached = 1.0 * sum(counts) * case["kv_heads"] * (case["head_dim"] + v_dim(case)) * stored
+    return rows * case["head_dim"] + cached + 4.0 * (len(counts) + entries), rows * v_dim(case)
 
 
-def shape(batch: int, new: int, longest: int, heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
-    return {
+def v_dim_beside(head_dim: int) -> int:
+    return LATENT[1] if head_dim == LATENT[0] else head_dim
+
+
+def check_v_dim(size: int, sizes: Sizes) -> str | None:
+    wanted = v_dim_beside(sizes["head_dim"])
+    return None if size == wanted else f"must be {wanted} where head_dim={sizes['head_dim']}"
+
+
+def draw_v_dim(rng: random.Random, sizes: Sizes) -> int:
+    return v_dim_beside(sizes["head_dim"])
+
+
+def shape(
+    batch: int, new: int, longest: int, heads: int, kv_heads: int, head_dim: int, v_dim: int = 0
+) -> dict[str, int]:
+    sizes = {
         "batch": batch, "new": new, "longest": longest, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim
     }  # fmt: skip
+    return sizes | ({"v_dim": v_dim} if v_dim else {})
 
 
 op = Op(
@@ -173,7 +194,8 @@ op = Op(
         "longest": size(120),
         "heads": size(8),
         "kv_heads": divides("heads"),
-        "head_dim": one_of(64, 128, 256),
+        "head_dim": one_of(64, 96, 128, 192, 256),
+        "v_dim": Axis(check_v_dim, draw_v_dim, default="head_dim"),
     },
     params={
         "page": ("none", "16", "64", "256"),
@@ -182,12 +204,17 @@ op = Op(
     },
     tensors=tensors,
     reference=reference,
-    flops=lambda case: 4.0 * sum(keys_of_queries(case)) * case["heads"] * case["head_dim"],
+    flops=lambda case: 2.0 * sum(keys_of_queries(case)) * case["heads"] * (case["head_dim"] + v_dim(case)),
     traffic=traffic,
     arithmetic=lambda case: (case.dtype, "float32"),
     metric=GBPS,
     strided=("out", "q", "k_cache", "v_cache"),
-    odd_shapes=(shape(3, 1, 37, 4, 2, 64), shape(1, 3, 70, 3, 1, 128)),
+    odd_shapes=(
+        shape(3, 1, 37, 4, 2, 64),
+        shape(1, 3, 70, 3, 1, 128),
+        shape(2, 2, 50, 4, 2, 96),
+        shape(1, 1, 35, 4, 2, 192, 128),
+    ),
     sizes={
         "small": [shape(1, 1, 1, 1, 1, 64), shape(1, 1, 17, 2, 2, 64), shape(3, 8, 19, 3, 1, 64)],
         "large": [
@@ -196,6 +223,8 @@ op = Op(
             shape(1, 1, 131072, 8, 1, 128),
             shape(7, 2, 3000, 16, 8, 256),
             shape(3, 4, 700, 64, 1, 64),
+            shape(3, 2, 1500, 32, 32, 96),
+            shape(3, 1, 1500, 64, 4, 192, 128),
         ],
     },
 )
@@ -207,14 +236,15 @@ def at_most_rows(case: Case) -> str | None:
     return f"takes up to 64 query rows of a key-value head, got {rows}" if rows > 64 else None
 
 
+POWERS_OF_TWO = heads_of(64, 128, 256)
 baselines.register(op)
 op.cuda("v01_naive.cu")
-op.cuda("v02_split.cu")
-op.cuda("v03_packed.cu")
-op.cuda("v04_balanced.cu")
+op.cuda("v02_split.cu", requires=POWERS_OF_TWO)
+op.cuda("v03_packed.cu", preferred="longer_keys")
+op.cuda("v04_balanced.cu", requires=POWERS_OF_TWO)
 op.cuda("v05_scored.cu", entries=("scored",))
 op.cuda("v07_early.cu", archs="sm_90a", early=True)
-op.triton("triton_split.py", requires=at_most_rows)
+op.triton("triton_split.py", requires=both(POWERS_OF_TWO, at_most_rows))
 op.cpp("cpu_naive.cpp")
 op.cpp("cpu_scored.cpp", entries=("scored",))
 op.function(

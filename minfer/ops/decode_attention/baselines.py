@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from minfer.ops.case import Case
+from minfer.ops.attention_reference import heads_of
+from minfer.ops.case import Case, both
 from minfer.ops.prefill_attention.baselines import by_backend
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ def cudnn_sizes(case: Case) -> str | None:
     return "needs longest > 1" if case["longest"] == 1 else no_queries_without_keys(case)
 
 
+def flash_sizes(case: Case) -> str | None:
+    return "takes v with the head_dim of q" if "v_dim" in case.shape else no_queries_without_keys(case)
+
+
 def narrow(case: Case) -> str | None:
     if case["head_dim"] > 128:
         return "takes a head_dim up to 128"
@@ -154,11 +159,12 @@ def register(op: Op) -> None:
     op.torch("torch", sdpa, baseline=True, **sdpa_about)
     op.torch("torch_eager", eager, baseline=True)
     for name, backend, requires in (
-        ("torch_flash", "FLASH_ATTENTION", no_queries_without_keys),
+        ("torch_flash", "FLASH_ATTENTION", flash_sizes),
         ("torch_cudnn", "CUDNN_ATTENTION", cudnn_sizes),
     ):
         op.peer(name, by_backend(backend, sdpa), "torch.nn.attention", **sdpa_about | {"requires": requires})
     op.peer("flash_attn_4", flash_attn_4, "flash_attn", returns=(0,), params=whole, requires=narrow)
-    op.peer("flashinfer", flashinfer, "flashinfer", returns=(0,), params=paged, requires=one_token)
+    planned = both(one_token, heads_of(64, 128, 256))
+    op.peer("flashinfer", flashinfer, "flashinfer", returns=(0,), params=paged, requires=planned)
     full = paged | {"lengths": ("full",)}
-    op.peer("flashinfer_run", flashinfer_run, "flashinfer", returns=(0,), params=full, requires=one_token)
+    op.peer("flashinfer_run", flashinfer_run, "flashinfer", returns=(0,), params=full, requires=planned)

@@ -20,7 +20,7 @@ template <typename T, typename KV>
 void attend(const Decode<T, KV>& p, int number, int query, int head, std::vector<float>& scores) {
   const int keys = p.keys(number), seen = p.seen(query, keys), kv_head = head / p.group();
   const T* q = p.q.at(number, query, head);
-  std::vector<float> sums(p.dim);
+  std::vector<float> sums(p.v_dim());
   float max = -INFINITY, sum = 0.0f;
   for (int key = 0; key < seen; ++key) {
     const KV* k = p.k.at(p.block_of(number, key), p.slot_of(key), kv_head);
@@ -33,10 +33,10 @@ void attend(const Decode<T, KV>& p, int number, int query, int head, std::vector
     const KV* v = p.v.at(p.block_of(number, key), p.slot_of(key), kv_head);
     const float power = std::exp(scores[key] - max);
     sum += power;
-    for (int i = 0; i < p.dim; ++i) sums[i] += power * widen(v[i]);
+    for (int i = 0; i < p.v_dim(); ++i) sums[i] += power * widen(v[i]);
   }
   T* out = p.out.at(number, query, head);
-  for (int i = 0; i < p.dim; ++i) out[i] = static_cast<T>(seen > 0 ? sums[i] * p.scale_of_v() / sum : 0.0f);
+  for (int i = 0; i < p.v_dim(); ++i) out[i] = static_cast<T>(seen > 0 ? sums[i] * p.scale_of_v() / sum : 0.0f);
 }
 
 template <typename T, typename KV>

@@ -23,7 +23,7 @@ void attend(const Decode<T, KV>& p, const Scoring& scoring, int number, int quer
   const int first = scoring.first(own), kv_head = head / p.group();
   const unsigned mask = scoring.seen_new(p, number, query);
   const T* q = p.q.at(number, query, head);
-  std::vector<float> sums(p.dim);
+  std::vector<float> sums(p.v_dim());
   float max = scoring.sinks ? scoring.sinks[head] : -INFINITY;
   for (int key = first; key < seen; ++key) {
     if (!is_seen(p, keys, mask, key)) continue;
@@ -43,10 +43,10 @@ void attend(const Decode<T, KV>& p, const Scoring& scoring, int number, int quer
     const KV* v = p.v.at(p.block_of(number, key), p.slot_of(key), kv_head);
     const float power = std::exp(scores[key] - max);
     sum += power;
-    for (int i = 0; i < p.dim; ++i) sums[i] += power * widen(v[i]);
+    for (int i = 0; i < p.v_dim(); ++i) sums[i] += power * widen(v[i]);
   }
   T* out = p.out.at(number, query, head);
-  for (int i = 0; i < p.dim; ++i) out[i] = static_cast<T>(visible ? sums[i] * p.scale_of_v() / sum : 0.0f);
+  for (int i = 0; i < p.v_dim(); ++i) out[i] = static_cast<T>(visible ? sums[i] * p.scale_of_v() / sum : 0.0f);
 }
 
 template <typename T, typename KV>

@@ -23,18 +23,22 @@ struct PackedShape {
   static constexpr bool kFp8 = !std::is_same_v<KV, T>;
   using Operand = std::conditional_t<kFp8, Half, T>;  // of the products: fp16 holds every e4m3 value, one instruction converts
   using Whole = PackedShape<T, KV, kDim_, kSlabs_, true>;
-  static constexpr int kDim = kDim_, kSlabs = kSlabs_, kRows = 8 * kSlabs;
+  static constexpr int kDim = kDim_, kVDim = v_dim_of(kDim), kSlabs = kSlabs_, kRows = 8 * kSlabs;
   // Of all warps of a block. Without kWhole an SM of an L40S holds one block, an H200's two.
   static constexpr int kRingBytes = (kWhole ? 192 : 96) << 10;
-  static constexpr int kRowBytes = kDim * sizeof(KV), kPieces = kRowBytes / 16, kHalf = kUnit * kRowBytes, kStage = 2 * kHalf;
-  using Place = Swizzled<kRowBytes / 2>;  // of 16-bit words: two elements of fp8
+  // Bytes of the row of a key and of a value, and of those of a unit.
+  static constexpr int kKeyRow = kDim * sizeof(KV), kValueRow = kVDim * sizeof(KV);
+  static constexpr int kKeys = kUnit * kKeyRow, kValues = kUnit * kValueRow, kStage = kKeys + kValues;
+  using Place = Swizzled<kKeyRow / 2>;  // of 16-bit words: two elements of fp8
+  using PlaceOfValue = Swizzled<kValueRow / 2>;
+  static_assert(rows_in_different_banks<Place>() && rows_in_different_banks<PlaceOfValue>() && kKeys % 128 == 0);
   // Eight warps where their sums fit 128 registers: a short row gives a warp as many instructions as a longer one.
-  static constexpr int kWarps = (kRowBytes > 256 ? 2 : kRowBytes == 256 || kDim * kSlabs > 128 ? 4 : 8) * (kWhole ? 2 : 1);
+  static constexpr int kWarps = (kKeyRow > 256 ? 2 : kKeyRow > 128 || kDim * kSlabs > 128 ? 4 : 8) * (kWhole ? 2 : 1);
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kStages = kRingBytes / (kWarps * kStage) < 8 ? kRingBytes / (kWarps * kStage) : 8;
   static constexpr int kWarpBytes = kStages * kStage, kBytes = kWarps * kWarpBytes;
   // The last kLeave stages take the sums in the end, while the first kEarly are filled for the next piece.
-  static constexpr int kSums = kRows * kDim * int(sizeof(float)), kLeave = (kSums + kStage - 1) / kStage;
+  static constexpr int kSums = kRows * kVDim * int(sizeof(float)), kLeave = (kSums + kStage - 1) / kStage;
   static constexpr int kEarly = kStages - (kLeave > 1 ? kLeave : 1);
   static constexpr int kResident = kWhole ? 1 : kMostShared >= 2 * (kRingBytes + (4 << 10)) ? 2 : 1;
   static constexpr int kBatch = kThreads > 128 ? 8 : 16;  // of parts that are added at a time, as registers allow
@@ -91,14 +95,15 @@ struct PackedWarp {
   using KV = typename Shape::KV;
   using Operand = typename Shape::Operand;
   using Place = typename Shape::Place;
-  static constexpr int kSlabs = Shape::kSlabs, kDim = Shape::kDim;
+  using PlaceOfValue = typename Shape::PlaceOfValue;
+  static constexpr int kSlabs = Shape::kSlabs, kDim = Shape::kDim, kVDim = Shape::kVDim;
 
   const Decode<T, KV>& p;
   unsigned char* ring;
   int shift;  // a key's page is key >> shift; without pages it is page 0
   uint32_t q[kDim / 16][kSlabs][2];
   float factor[kSlabs][2];  // of a score to the exponent of 2
-  float sums[kDim / 16][kSlabs][4];
+  float sums[kVDim / 16][kSlabs][4];
   OnlineColumns online[kSlabs];
 
   __device__ PackedWarp(const Decode<T, KV>& p, unsigned char* shared)
@@ -176,23 +181,44 @@ struct PackedWarp {
 
   // Starts copying unit i, of which `page` was looked up; keys beyond the last are zero and are not read.
   __device__ void copy(const Piece& piece, int i, int page) const {
-    constexpr int kAtOnce = 32 / Shape::kPieces;  // rows
+    constexpr int kPieces = Place::kPieces;
     const int lane = threadIdx.x % 32, key0 = unit(piece, i) * kUnit, left = piece.keys - key0;
-    const int block = p.checked(page), slot = (key0 & (1 << shift) - 1) + lane / Shape::kPieces;
-    const int at = lane % Shape::kPieces;
-    const KV* k = p.k.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV));
-    const KV* v = p.v.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV));
-    uint16_t* k_tile = reinterpret_cast<uint16_t*>(ring + i % Shape::kStages * Shape::kStage);
-    uint16_t* v_tile = k_tile + Shape::kHalf / 2;
+    if constexpr (32 % kPieces == 0) {  // then rows of v are as long
+      constexpr int kAtOnce = 32 / kPieces;  // rows
+      const int block = p.checked(page), slot = (key0 & (1 << shift) - 1) + lane / kPieces;
+      const int at = lane % kPieces;
+      const KV* k = p.k.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV));
+      const KV* v = p.v.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV));
+      uint16_t* k_tile = reinterpret_cast<uint16_t*>(ring + i % Shape::kStages * Shape::kStage);
+      uint16_t* v_tile = k_tile + Shape::kKeys / 2;
 #pragma unroll
-    for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
-      const int row = row0 + lane / Shape::kPieces;
-      cp_async_16(k_tile + Place::at(row, at * 8), k + row0 * p.k.of_inner, row < left);  //@ unit_end
+      for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
+        const int row = row0 + lane / kPieces;
+        cp_async_16(k_tile + Place::at(row, at * 8), k + row0 * p.k.of_inner, row < left);  //@ unit_end
+      }
+#pragma unroll
+      for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
+        const int row = row0 + lane / kPieces;
+        cp_async_16(v_tile + Place::at(row, at * 8), v + row0 * p.v.of_inner, row < left);
+      }
+    } else {
+      const int block = p.checked(page), slot = key0 & (1 << shift) - 1;
+      uint16_t* k_tile = reinterpret_cast<uint16_t*>(ring + i % Shape::kStages * Shape::kStage);
+      copy_rows<Place>(k_tile, p.k.at(block, slot, piece.kv_head), p.k.of_inner, left);
+      copy_rows<PlaceOfValue>(k_tile + Shape::kKeys / 2, p.v.at(block, slot, piece.kv_head), p.v.of_inner, left);
     }
+  }
+
+  // Starts copying the keys, or the values, of a unit: rows that are `stride` apart and may have any number of pieces. Lane l
+  // copies pieces l, l + 32 and so on of all rows.
+  template <typename To>
+  __device__ static void copy_rows(uint16_t* tile, const KV* rows, int64_t stride, int left) {
+    static_assert(kUnit * To::kPieces % 32 == 0);
 #pragma unroll
-    for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
-      const int row = row0 + lane / Shape::kPieces;
-      cp_async_16(v_tile + Place::at(row, at * 8), v + row0 * p.v.of_inner, row < left);
+    for (int first = 0; first < kUnit * To::kPieces; first += 32) {
+      const int number = first + threadIdx.x % 32, row = number / To::kPieces, at = number % To::kPieces;
+      uint16_t* to = tile + To::at(row, at * 8);  //@ swizzled_part
+      cp_async_16(to, rows + row * stride + at * (16 / sizeof(KV)), row < left);  //@ part_of_row
     }
   }
 
@@ -217,11 +243,11 @@ struct PackedWarp {
   __device__ void multiply(const Piece& piece, int i) {
     const int lane = threadIdx.x % 32, key0 = unit(piece, i) * kUnit;
     const uint16_t* k = reinterpret_cast<const uint16_t*>(ring + i % Shape::kStages * Shape::kStage);
-    const uint16_t* v = k + Shape::kHalf / 2;
+    const uint16_t* v = k + Shape::kKeys / 2;
     constexpr int kChains = kSlabs == 1 ? 2 : 1;  // of products that wait for each other
     float scores[kChains][kSlabs][4] = {};
 #pragma unroll
-    for (int step = 0; step < Shape::kRowBytes / 32; ++step) {
+    for (int step = 0; step < Shape::kKeyRow / 32; ++step) {
       uint32_t a[4];  // keys 0 to 7 and 8 to 15 of 8 words, and of the next 8
       ldmatrix_x4(a, k + Place::at(lane % 16, 16 * step + lane / 16 * 8));
       if constexpr (Shape::kFp8) {  // 32 columns
@@ -260,7 +286,7 @@ struct PackedWarp {
       float rescale[2];
       if (online[s].add(mine, factor[s], rescale)) {
 #pragma unroll
-        for (int n = 0; n < kDim / 4; ++n) sums[n / 4][s][n % 4] *= rescale[n % 2];
+        for (int n = 0; n < kVDim / 4; ++n) sums[n / 4][s][n % 4] *= rescale[n % 2];
       }
       using Pair = typename Vector<Operand>::Pair;
 #pragma unroll
@@ -272,9 +298,9 @@ struct PackedWarp {
     }
 
 #pragma unroll
-    for (int j = 0; j < Shape::kRowBytes / 32; ++j) {
+    for (int j = 0; j < Shape::kValueRow / 32; ++j) {
       uint32_t a[4];  // keys 0 to 7 of 8 words and of the next 8; keys 8 to 15 of these
-      ldmatrix_x4_trans(a, v + Place::at(lane / 16 * 8 + lane % 8, 16 * j + lane / 8 % 2 * 8));
+      ldmatrix_x4_trans(a, v + PlaceOfValue::at(lane / 16 * 8 + lane % 8, 16 * j + lane / 8 % 2 * 8));
       if constexpr (Shape::kFp8) {  // a word has two columns of a key: those of two keys become a pair of each column
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -300,7 +326,7 @@ struct PackedWarp {
     for (int s = 0; s < kSlabs; ++s) {
       online[s] = {};
 #pragma unroll
-      for (int n = 0; n < kDim / 4; ++n) sums[n / 4][s][n % 4] = 0.0f;
+      for (int n = 0; n < kVDim / 4; ++n) sums[n / 4][s][n % 4] = 0.0f;
     }
     prepare_q();
     const int units = count(piece);
@@ -319,7 +345,7 @@ struct PackedWarp {
   }
 
   // The element of the sums that a warp leaves. Rows of a lane's neighbours lie in different banks.
-  __device__ static int place(int row, int column) { return row * kDim + (column ^ row / 2 % 4 * 8); }
+  __device__ static int place(int row, int column) { return row * kVDim + (column ^ row / 2 % 4 * 8); }
   __device__ static float* left_by(unsigned char* shared, int warp) {
     return reinterpret_cast<float*>(shared + (warp + 1) * Shape::kWarpBytes - Shape::kLeave * Shape::kStage);
   }
@@ -339,7 +365,7 @@ struct PackedWarp {
         if (row >= rows) continue;
         if (lane < 4) stats[row] = {total > 0.0f ? online[s].exponent[c] : -INFINITY, total};
 #pragma unroll
-        for (int n = 0; n < kDim / 8; ++n) to[place(row, column_of_out(n / 2, n % 2))] = sums[n / 2][s][n % 2 * 2 + c];
+        for (int n = 0; n < kVDim / 8; ++n) to[place(row, column_of_out(n / 2, n % 2))] = sums[n / 2][s][n % 2 * 2 + c];
       }
   }
 };
@@ -349,7 +375,7 @@ struct PackedWarp {
 template <typename Shape, typename Write>
 __device__ void add_warps(unsigned char* shared, const float2 (&stats)[Shape::kWarps][Shape::kRows], int rows, Write write) {
   using Warp = PackedWarp<Shape>;
-  constexpr int kPieces = Shape::kDim / 4;
+  constexpr int kPieces = Shape::kVDim / 4;
   __syncthreads();
   for (int i = threadIdx.x; i < rows * kPieces; i += Shape::kThreads) {
     const int row = i / kPieces, column = i % kPieces * 4;
@@ -360,17 +386,21 @@ __device__ void add_warps(unsigned char* shared, const float2 (&stats)[Shape::kW
   }
 }
 
-// Calls launch.operator()<PackedShape>() for the problem: tiles of 8, 16 or 32 rows, as registers allow.
+// Calls launch.operator()<PackedShape>() for the problem's rows: tiles of 8, 16 or 32, as registers allow.
+template <int kDim, typename T, typename KV, typename Launch>
+void for_rows(const Decode<T, KV>& p, Launch launch) {
+  if (p.rows() <= 8) return launch.template operator()<PackedShape<T, KV, kDim, 1>>();
+  if constexpr (kDim <= 64) {
+    if (p.rows() > 16) return launch.template operator()<PackedShape<T, KV, kDim, 4>>();
+  }
+  launch.template operator()<PackedShape<T, KV, kDim, 2>>();
+}
+
+// The same, for every head_dim.
 template <typename T, typename KV, typename Launch>
 void for_shape(const Decode<T, KV>& p, Launch launch) {
   require_vectors(p);
-  for_dim(p.dim, [&]<int kDim>() {
-    if (p.rows() <= 8) return launch.template operator()<PackedShape<T, KV, kDim, 1>>();
-    if constexpr (kDim <= 64) {
-      if (p.rows() > 16) return launch.template operator()<PackedShape<T, KV, kDim, 4>>();
-    }
-    launch.template operator()<PackedShape<T, KV, kDim, 2>>();
-  });
+  for_dim(p.dim, [&]<int kDim>() { for_rows<kDim>(p, launch); });
 }
 
 }  // namespace minfer

@@ -16,8 +16,9 @@ struct ScoredWarp : PackedWarp<Shape> {
   using KV = typename Shape::KV;
   using Operand = typename Shape::Operand;
   using Place = typename Shape::Place;
+  using PlaceOfValue = typename Shape::PlaceOfValue;
   using Base::factor, Base::online, Base::p, Base::q, Base::ring, Base::sums, Base::unit;
-  static constexpr int kSlabs = Shape::kSlabs, kDim = Shape::kDim;
+  static constexpr int kSlabs = Shape::kSlabs, kVDim = Shape::kVDim;
 
   const Scoring& scoring;
   const unsigned* seen_new;  // which new tokens each query sees, in shared memory
@@ -59,17 +60,38 @@ struct ScoredWarp : PackedWarp<Shape> {
   // As PackedWarp::copy, with the page of the lane's key.
   __device__ void copy(const Piece& piece, int i, int page) const {
     if (1 << Base::shift >= kUnit) return Base::copy(piece, i, page);
-    constexpr int kAtOnce = 32 / Shape::kPieces;  // rows
-    const int lane = threadIdx.x % 32, key0 = unit(piece, i) * kUnit, at = lane % Shape::kPieces;
-    uint16_t* k_tile = reinterpret_cast<uint16_t*>(ring + i % Shape::kStages * Shape::kStage);
-    uint16_t* v_tile = k_tile + Shape::kHalf / 2;
+    constexpr int kPieces = Place::kPieces;
+    if constexpr (32 % kPieces == 0) {
+      constexpr int kAtOnce = 32 / kPieces;  // rows
+      const int lane = threadIdx.x % 32, key0 = unit(piece, i) * kUnit, at = lane % kPieces;
+      uint16_t* k_tile = reinterpret_cast<uint16_t*>(ring + i % Shape::kStages * Shape::kStage);
+      uint16_t* v_tile = k_tile + Shape::kKeys / 2;
 #pragma unroll 1  // unrolled, it would take registers that some shapes do not have
-    for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
-      const int row = row0 + lane / Shape::kPieces, slot = key0 + row & (1 << Base::shift) - 1;
-      const int block = p.checked(__shfl_sync(0xffffffff, page, row));  //@ row_page
-      const bool there = key0 + row < piece.keys;  //@ small_end
-      cp_async_16(k_tile + Place::at(row, at * 8), p.k.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV)), there);
-      cp_async_16(v_tile + Place::at(row, at * 8), p.v.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV)), there);
+      for (int row0 = 0; row0 < kUnit; row0 += kAtOnce) {
+        const int row = row0 + lane / kPieces, slot = key0 + row & (1 << Base::shift) - 1;
+        const int block = p.checked(__shfl_sync(0xffffffff, page, row));  //@ row_page
+        const bool there = key0 + row < piece.keys;  //@ small_end
+        cp_async_16(k_tile + Place::at(row, at * 8), p.k.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV)), there);
+        cp_async_16(v_tile + Place::at(row, at * 8), p.v.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV)), there);
+      }
+    } else {
+      uint16_t* k_tile = reinterpret_cast<uint16_t*>(ring + i % Shape::kStages * Shape::kStage);
+      copy_scattered<Place>(k_tile, p.k, piece, unit(piece, i) * kUnit, page);
+      copy_scattered<PlaceOfValue>(k_tile + Shape::kKeys / 2, p.v, piece, unit(piece, i) * kUnit, page);
+    }
+  }
+
+  // The same of keys or values alone, whose rows may have any number of pieces.
+  template <typename To>
+  __device__ void copy_scattered(uint16_t* tile, const Rows<const KV>& from, const Piece& piece, int key0, int page) const {
+    constexpr int kPieces = To::kPieces;
+    static_assert(kUnit * kPieces % 32 == 0);  // all lanes shuffle
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < kUnit * kPieces; i += 32) {
+      const int row = i / kPieces, at = i % kPieces, slot = key0 + row & (1 << Base::shift) - 1;
+      const int block = p.checked(__shfl_sync(0xffffffff, page, row));  //@ part_page
+      const bool there = key0 + row < piece.keys;
+      cp_async_16(tile + To::at(row, at * 8), from.at(block, slot, piece.kv_head) + at * (16 / sizeof(KV)), there);
     }
   }
 
@@ -89,21 +111,21 @@ struct ScoredWarp : PackedWarp<Shape> {
 
   // Overwrites the values of keys that no row sees with zeros, because they may be NaN.
   __device__ void clear_front(unsigned char* values, int rows) const {
-    for (int i = threadIdx.x % 32; i < rows * Shape::kPieces; i += 32)
-      *reinterpret_cast<uint4*>(reinterpret_cast<uint16_t*>(values) + Place::at(i / Shape::kPieces, i % Shape::kPieces * 8)) =
-          uint4{};
+    constexpr int kPieces = PlaceOfValue::kPieces;
+    for (int i = threadIdx.x % 32; i < rows * kPieces; i += 32)
+      *reinterpret_cast<uint4*>(reinterpret_cast<uint16_t*>(values) + PlaceOfValue::at(i / kPieces, i % kPieces * 8)) = uint4{};
     __syncwarp();
   }
 
   __device__ void multiply(const Piece& piece, int i) {
     const int lane = threadIdx.x % 32, key0 = unit(piece, i) * kUnit, first = first_key(p, scoring, piece.keys);
     unsigned char* stage = ring + i % Shape::kStages * Shape::kStage;
-    const uint16_t *k = reinterpret_cast<const uint16_t*>(stage), *v = k + Shape::kHalf / 2;
-    if (key0 < first) clear_front(stage + Shape::kHalf, first - key0);  //@ clear_front
+    const uint16_t *k = reinterpret_cast<const uint16_t*>(stage), *v = k + Shape::kKeys / 2;
+    if (key0 < first) clear_front(stage + Shape::kKeys, first - key0);  //@ clear_front
     constexpr int kChains = kSlabs == 1 ? 2 : 1;  // independent chains of products
     float scores[kChains][kSlabs][4] = {};
 #pragma unroll
-    for (int step = 0; step < Shape::kRowBytes / 32; ++step) {
+    for (int step = 0; step < Shape::kKeyRow / 32; ++step) {
       uint32_t a[4];
       ldmatrix_x4(a, k + Place::at(lane % 16, 16 * step + lane / 16 * 8));
       if constexpr (Shape::kFp8) {
@@ -135,7 +157,7 @@ struct ScoredWarp : PackedWarp<Shape> {
       score(mine, to_exponent, s, piece, key0, edge);
       if (online[s].add(mine, to_exponent, rescale)) {
 #pragma unroll
-        for (int n = 0; n < kDim / 4; ++n) sums[n / 4][s][n % 4] *= rescale[n % 2];
+        for (int n = 0; n < kVDim / 4; ++n) sums[n / 4][s][n % 4] *= rescale[n % 2];
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -146,9 +168,9 @@ struct ScoredWarp : PackedWarp<Shape> {
     }
 
 #pragma unroll
-    for (int j = 0; j < Shape::kRowBytes / 32; ++j) {
+    for (int j = 0; j < Shape::kValueRow / 32; ++j) {
       uint32_t a[4];
-      ldmatrix_x4_trans(a, v + Place::at(lane / 16 * 8 + lane % 8, 16 * j + lane / 8 % 2 * 8));
+      ldmatrix_x4_trans(a, v + PlaceOfValue::at(lane / 16 * 8 + lane % 8, 16 * j + lane / 8 % 2 * 8));
       if constexpr (Shape::kFp8) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -174,7 +196,7 @@ struct ScoredWarp : PackedWarp<Shape> {
     for (int s = 0; s < kSlabs; ++s) {
       online[s] = {};
 #pragma unroll
-      for (int n = 0; n < kDim / 4; ++n) sums[n / 4][s][n % 4] = 0.0f;
+      for (int n = 0; n < kVDim / 4; ++n) sums[n / 4][s][n % 4] = 0.0f;
     }
     this->prepare_q();
     const int units = this->count(piece);

@@ -65,63 +65,6 @@ inline Scoring make_scoring(const Tensor& q, const Tensor& sinks, const Tensor& 
   return scoring;
 }
 
-// As make_decode, for up to kMostNew new tokens and pages of any power of two.
-template <typename T, typename KV>
-Decode<T, KV> make_wide(const Tensor& out, const Tensor& q, const Tensor& lengths, const Tensor& page_table, const Tensor& k,
-                        const Tensor& v, const Tensor& scales, double scale) {
-  Decode<T, KV> p;
-  p.q = make_rows(q, input<T>(q, "decode_attention: q"), "decode_attention: q");
-  p.k = make_rows(k, input<KV>(k, "decode_attention: k_cache"), "decode_attention: k_cache");
-  p.v = make_rows(v, input<KV>(v, "decode_attention: v_cache"), "decode_attention: v_cache");
-  p.out = make_rows(out, output<T>(out, "decode_attention: out"), "decode_attention: out");
-  const int64_t batch = q.size(0), fresh = q.size(1), heads = q.size(2), dim = q.size(3), kv_heads = k.size(2);
-  check_sizes(out, "decode_attention: out", {batch, fresh, heads, dim});
-  check_sizes(lengths, "decode_attention: lengths", {batch});
-  check_rank(page_table, "decode_attention: page_table", 2);
-  const int64_t pages = page_table.size(1), slots = k.size(1);
-  const bool paged = pages > 0;
-  check_sizes(page_table, "decode_attention: page_table", {batch, pages});
-  check_sizes(k, "decode_attention: k_cache", {paged ? k.size(0) : batch, slots, kv_heads, dim});
-  check_sizes(v, "decode_attention: v_cache", {k.size(0), slots, kv_heads, dim});
-  check_sizes(scales, "decode_attention: scales", {std::is_same_v<KV, T> ? 0 : 2});
-  STD_TORCH_CHECK(kv_heads > 0 && heads % kv_heads == 0, "decode_attention: q must have a multiple of the ", kv_heads,
-                  " heads of k_cache, got ", heads);
-  STD_TORCH_CHECK(dim == 64 || dim == 128 || dim == 256, "decode_attention: q must have a head_dim of 64, 128 or 256, got ",
-                  dim);
-  STD_TORCH_CHECK(fresh >= 1 && fresh <= kMostNew, "decode_attention: q must have 1 to 16 new tokens a sequence, got ", fresh);
-  STD_TORCH_CHECK(!paged || (slots > 0 && (slots & (slots - 1)) == 0),
-                  "decode_attention: the slots of a page of k_cache must be a power of two, got ", slots);
-  STD_TORCH_CHECK(scale >= 0, "decode_attention: scale must not be negative, got ", scale);
-  check_contiguous(lengths, "decode_attention: lengths"), check_rows(page_table, "decode_attention: page_table");
-
-  p.lengths = input<int32_t>(lengths, "decode_attention: lengths");
-  p.page_table = paged ? input<int32_t>(page_table, "decode_attention: page_table") : nullptr;
-  p.table_stride = batch > 1 ? page_table.stride(0) : 0;
-  p.scales = scales.numel() ? input<float>(scales, "decode_attention: scales") : nullptr;
-  p.batch = to_int(batch, "decode_attention: q"), p.new_tokens = static_cast<int>(fresh);
-  p.heads = to_int(heads, "decode_attention: q"), p.kv_heads = static_cast<int>(kv_heads), p.dim = static_cast<int>(dim);
-  p.blocks = to_int(k.size(0), "decode_attention: k_cache"), p.slots = to_int(slots, "decode_attention: k_cache");
-  p.most = to_int(paged ? pages * slots : slots, "decode_attention: page_table");
-  STD_TORCH_CHECK(p.most <= INT_MAX / 4, "decode_attention: page_table must name fewer than 2^29 slots a sequence");
-  p.scale = static_cast<float>(scale > 0 ? scale : 1 / std::sqrt(double(dim)));
-#ifdef __CUDACC__
-  p.stream = stream_of(q);
-#endif
-  return p;
-}
-
-template <typename Launch>
-void dispatch_scored(const Tensor& out, const Tensor& q, const Tensor& lengths, const Tensor& page_table, const Tensor& k,
-                     const Tensor& v, const Tensor& scales, double scale, Launch launch) {
-  dispatch<Half, BFloat16>(q.scalar_type(), "decode_attention: q", [&]<typename T>() {
-    dispatch<T, Float8E4M3>(k.scalar_type(), "decode_attention: k_cache", [&]<typename KV>() {
-      const Decode<T, KV> p = make_wide<T, KV>(out, q, lengths, page_table, k, v, scales, scale);
-      if (out.numel() > 0) launch(p);
-    });
-  });
-  check_launch();
-}
-
 }  // namespace minfer
 
 #define MINFER_SCORED_DECODE(NAME, LAUNCH)                                                                                \
@@ -130,8 +73,8 @@ void dispatch_scored(const Tensor& out, const Tensor& q, const Tensor& lengths, 
                             const minfer::Tensor scales, const minfer::Tensor sinks, const minfer::Tensor mask,          \
                             double scale, int64_t window, double softcap) {                                              \
     const minfer::Scoring scoring = minfer::make_scoring(q, sinks, mask, window, softcap);                               \
-    minfer::dispatch_scored(out, q, lengths, page_table, k_cache, v_cache, scales, scale,                                \
-                            [&](const auto& p) { LAUNCH(p, scoring); });                                                 \
+    const auto launch = [&](const auto& p) { LAUNCH(p, scoring); };                                                      \
+    minfer::dispatch(out, q, lengths, page_table, k_cache, v_cache, scales, scale, launch, {minfer::kMostNew, true});    \
   }                                                                                                                      \
   MINFER_OP(NAME##_scored, "(Tensor(a!) out, Tensor q, Tensor lengths, Tensor page_table, Tensor k_cache, "              \
                            "Tensor v_cache, Tensor scales, Tensor sinks, Tensor mask, float scale=0.0, int window=0, "   \

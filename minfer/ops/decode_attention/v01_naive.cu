@@ -10,7 +10,7 @@ namespace minfer {
 constexpr int kThreads = 128, kMostDim = 256;
 
 template <typename T, typename KV>
-__global__ void __launch_bounds__(kThreads) naive(Decode<T, KV> p) {
+__global__ void __launch_bounds__(kThreads) naive(Decode<T, KV> p, int v_dim) {
   __shared__ float q[kMostDim];
   __shared__ float exponentials[kThreads];
   __shared__ float of_max[kThreads / 32];
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads) naive(Decode<T, KV> p) {
 #pragma unroll  // registers have no index at run time
     for (int i = 0; i < kMostDim / kThreads; ++i) {
       const int column = threadIdx.x + i * kThreads;
-      if (column >= p.dim) continue;
+      if (column >= v_dim) continue;
       sums[i] *= rescale;
       for (int j = 0; j < min(kThreads, seen - key0); ++j)
         sums[i] += exponentials[j] * to_float(p.v.at(p.block_of(number, key0 + j), p.slot_of(key0 + j), kv_head)[column]);
@@ -45,14 +45,14 @@ __global__ void __launch_bounds__(kThreads) naive(Decode<T, KV> p) {
   const float inverse = seen > 0 ? p.scale_of_v() / total : 0.0f;
 #pragma unroll
   for (int i = 0; i < kMostDim / kThreads; ++i)
-    if (const int column = threadIdx.x + i * kThreads; column < p.dim)
+    if (const int column = threadIdx.x + i * kThreads; column < v_dim)
       p.out.at(number, query, head)[column] = T(sums[i] * inverse);
 }
 
 template <typename T, typename KV>
 void launch(const Decode<T, KV>& p) {
   STD_TORCH_CHECK(int64_t(p.batch) * p.new_tokens <= 65535, "decode_attention: v01_naive takes at most 65535 queries of a head");
-  naive<<<dim3(p.heads, p.batch * p.new_tokens), kThreads, 0, p.stream>>>(p);
+  naive<<<dim3(p.heads, p.batch * p.new_tokens), kThreads, 0, p.stream>>>(p, p.v_dim());
 }
 
 }  // namespace minfer

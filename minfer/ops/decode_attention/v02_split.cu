@@ -101,7 +101,7 @@ void launch_dim(const Decode<T, KV>& p) {
 template <typename T, typename KV>
 void launch(const Decode<T, KV>& p) {
   require_vectors(p);
-  for_dim(p.dim, [&]<int kDim>() { launch_dim<kDim>(p); });
+  for_power_of_two(p.dim, [&]<int kDim>() { launch_dim<kDim>(p); });
 }
 
 }  // namespace minfer

@@ -82,12 +82,15 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
 
 template <typename T, typename KV>
 void launch(const Decode<T, KV>& p) {
-  for_shape(p, [&]<typename Shape>() {
-    const int blocks = std::min(Shape::kResident * multiprocessors(), kMostCounters), rows = std::min(Shape::kRows, p.rows());
-    const Tensor memory = scratch_words(Parts::words(2 * blocks, rows, Shape::kDim));
-    const Parts parts = Parts::at(memory.mutable_data_ptr(), 2 * blocks, rows, Shape::kDim);
-    allow_shared(balanced<Shape>, Shape::kBytes);
-    balanced<Shape><<<blocks, Shape::kThreads, Shape::kBytes, p.stream>>>(p, parts, counters_of(p.stream));
+  require_vectors(p);
+  for_power_of_two(p.dim, [&]<int kDim>() {
+    for_rows<kDim>(p, [&]<typename Shape>() {
+      const int blocks = std::min(Shape::kResident * multiprocessors(), kMostCounters), rows = std::min(Shape::kRows, p.rows());
+      const Tensor memory = scratch_words(Parts::words(2 * blocks, rows, Shape::kVDim));
+      const Parts parts = Parts::at(memory.mutable_data_ptr(), 2 * blocks, rows, Shape::kVDim);
+      allow_shared(balanced<Shape>, Shape::kBytes);
+      balanced<Shape><<<blocks, Shape::kThreads, Shape::kBytes, p.stream>>>(p, parts, counters_of(p.stream));
+    });
   });
 }
 

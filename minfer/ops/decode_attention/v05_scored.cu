@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kResident)
   });
   // gridDim.x is `splits`, with which this would take 19 registers more.
   if (splits == 1 || !is_last(counters + item, gridDim.x)) return;
-  constexpr int kPieces = Shape::kDim / 4;
+  constexpr int kPieces = Shape::kVDim / 4;
   for (int i = threadIdx.x; i < rows * kPieces; i += Shape::kThreads) {
     const int row = i / kPieces, column = i % kPieces * 4;
     store(row, column, merge_parts<Shape::kBatch>(parts, row, column, splits, [=](int part) { return first + part; }));
@@ -61,8 +61,8 @@ void launch_shape(const Decode<T, KV>& p, const Scoring& scoring, int most, int 
   STD_TORCH_CHECK(p.batch <= 65535 && p.kv_heads * tiles <= 65535 && items * splits < INT_MAX,
                   "decode_attention: more sequences and heads than a launch has blocks");
   const int rows = std::min(Shape::kRows, p.rows());
-  const Tensor memory = scratch_words(splits > 1 ? Parts::words(items * splits, rows, Shape::kDim) : 0);
-  const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kDim);
+  const Tensor memory = scratch_words(splits > 1 ? Parts::words(items * splits, rows, Shape::kVDim) : 0);
+  const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kVDim);
   allow_shared(scored<Shape>, Shape::kBytes);
   scored<Shape><<<dim3(splits, p.kv_heads * tiles, p.batch), Shape::kThreads, Shape::kBytes, p.stream>>>(
       p, scoring, parts, splits, splits > 1 ? counters_of(p.stream) : nullptr);

@@ -50,8 +50,8 @@ void launch_shape(const Decode<T, KV>& p, int tiles, int64_t items) {
   STD_TORCH_CHECK(p.batch <= 65535 && p.kv_heads * tiles <= 65535 && items * splits < INT_MAX,
                   "decode_attention: more sequences and heads than a launch has blocks");
   const int rows = std::min(Shape::kRows, p.rows());
-  const Tensor memory = scratch_words(splits > 1 ? Parts::words(items * splits, rows, Shape::kDim) : 0);
-  const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kDim);
+  const Tensor memory = scratch_words(splits > 1 ? Parts::words(items * splits, rows, Shape::kVDim) : 0);
+  const Parts parts = Parts::at(memory.mutable_data_ptr(), items * splits, rows, Shape::kVDim);
   allow_shared(early<Shape>, Shape::kBytes);
   const dim3 blocks(splits, p.kv_heads * tiles, p.batch);
   STD_CUDA_CHECK(launch_early(early<Shape>, 1, blocks, Shape::kThreads, Shape::kBytes, p.stream, p, parts, splits,
