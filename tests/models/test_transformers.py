@@ -47,7 +47,7 @@ def test_every_way_through_the_cache_gives_the_logits_of_transformers(family, dt
         for sequence, found in zip(tokens, tiny.run(decoder, tokens, steps, page), strict=True):
             wanted = logits_of(model, sequence)
             errors += [tiny.error(row, wanted[position]) for position, row in found.items()]
-        assert max(errors) <= BOUNDS[dtype]
+        assert all(error <= BOUNDS[dtype] for error in errors)  # max() would overlook NaN
 
 
 @pytest.mark.parametrize("family", tiny.CONFIGS)

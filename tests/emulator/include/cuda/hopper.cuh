@@ -90,14 +90,16 @@ struct TensorMap {
 
   bool is_swizzled() const { return span > 0; }
 
-  // Calls piece(to or from shared memory, in global memory or null) for each 16 bytes of a box.
+  // Calls piece(to or from shared memory, in global memory or null, inside) for each 16 bytes of a box, of which the first
+  // `inside` bytes are of the matrix: a row may end within them.
   template <typename F>
   void for_pieces(char* box, int x, int y, F piece) const {
     for (int r = 0; r < box_rows; ++r)
       for (int c = 0; c < box_cols; c += 8) {
-        const bool inside = y + r < rows && x + c < cols;
+        const int inside = y + r < rows ? 2 * std::clamp(cols - x - c, 0, 8) : 0;
         char* place = box + (r * box_cols + c) * 2;
-        piece(is_swizzled() ? emulator::swizzled(place, span) : place, inside ? matrix + (y + r) * ld + (x + c) * 2 : nullptr);
+        char* at = inside > 0 ? matrix + (y + r) * ld + (x + c) * 2 : nullptr;
+        piece(is_swizzled() ? emulator::swizzled(place, span) : place, at, inside);
       }
   }
   int bytes() const { return box_rows * box_cols * 2; }
@@ -121,7 +123,10 @@ inline void tma_load_multicast(void* box, const TensorMap& map, uint64_t* barrie
     memset(to, 0xff, map.bytes());
     emulator::start([=, other = emulator::state.current->block + block - emulator::state.current->block->rank] {
       if (emulator::has_ended(*other)) emulator::fail("TMA copies to a block that has ended");
-      map.for_pieces(to, x, y, [](char* to, const char* from) { from ? memcpy(to, from, 16) : memset(to, 0, 16); });
+      map.for_pieces(to, x, y, [](char* to, const char* from, int inside) {
+        if (from) memcpy(to, from, inside);
+        memset(to + inside, 0, 16 - inside);
+      });
       full->bytes -= map.bytes();
       emulator::end_phase_if_complete(*full);
     });
@@ -189,7 +194,7 @@ void start_store(char* from, int bytes, Store store) {
 inline void tma_store(const TensorMap& map, const void* box, int x, int y) {
   check_box(map, box, x);
   start_store(static_cast<char*>(const_cast<void*>(box)), map.bytes(), [=](char* from) {
-    map.for_pieces(from, x, y, [](const char* from, char* to) { if (to) memcpy(to, from, 16); });
+    map.for_pieces(from, x, y, [](const char* from, char* to, int inside) { if (to) memcpy(to, from, inside); });
   });
 }
 inline void tma_store_commit() {
