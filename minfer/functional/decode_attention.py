@@ -73,8 +73,7 @@ def decode_attention(
     """softmax(scale q kᵀ) v of new tokens over a key-value cache that already has them, a new contiguous tensor of (batch, new,
     heads, v_dim).
 
-    q: (batch, new, heads, head_dim), float16 or bfloat16; 1 to 16 new tokens; head_dim is 64, 96, 128, 192 or 256. The kernels
-        were not timed with 96 and 192.
+    q: (batch, new, heads, head_dim), float16 or bfloat16; 1 to 16 new tokens; head_dim is 64, 96, 128, 192 or 256.
     k_cache, v_cache: (batch, slots, kv_heads, head_dim), v_cache with v_dim, which is head_dim, or 128 where that is 192; or
         with `page_table` (pages, slots, kv_heads, head_dim) and likewise, where the slots of a page are a power of two.
         kv_heads divides heads: query head h reads key-value head h // (heads / kv_heads). Of q's dtype or, with `scales`,
