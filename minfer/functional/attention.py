@@ -10,8 +10,9 @@ import torch
 from minfer.functional import library
 from minfer.functional.attention_times import DECODE, Problem, fastest
 from minfer.functional.contract import Contract
-from minfer.functional.decode_attention import LATENT, MOST_NEW, decode_attention, v_dim_of
+from minfer.functional.decode_attention import MOST_NEW, decode_attention, v_dim_of
 from minfer.functional.pages import is_power_of_two
+from minfer.ops.attention_reference import LATENT
 
 Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
