@@ -161,6 +161,27 @@ def short_chunks(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     return shape["seq_q"] <= 64
 
 
+def long_to_gather(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` takes v15_gathered or, over fp8, v16_fp8_gathered, which copy keys and values before v06's kernel
+    multiplies: where that takes less time by an estimate, than with v12_fp8 over fp8, with v09_paged over pages of under 8 slots,
+    and else with v10_paged_boxes. The rule itself was not timed. The rates are rounded from rows of an H200, of long prompts
+    with heads of 128: in TFLOP/s 600 for v06, 170 for v12, 150 for v09 and 440 for v10. The copy is taken to cost 10 us, and
+    its bytes at 3 TB/s. All queries count as seeing all keys. Up to 64 queries v11_paged_short, whose tiles have several
+    heads, keeps its pages."""
+    is_fp8, is_in_boxes = params.get("quant", "none") == "fp8", params.get("page", "none") != "1"
+    if is_in_boxes and not is_fp8 and shape["seq_q"] <= 64:
+        return False
+    columns, keys = shape["head_dim"] + shape.get("v_dim", shape["head_dim"]), shape["batch"] * shape["seq_kv"]
+
+    def products(rows: int, tflops: int) -> float:
+        """Microseconds with tiles of so many rows."""
+        return 2e-6 * math.ceil(shape["seq_q"] / rows) * rows * keys * shape["heads"] * columns / tflops
+
+    in_place = products(64, 170) if is_fp8 else products(128, 440) if is_in_boxes else products(64, 150)
+    copy = 10 + (3 if is_fp8 else 4) * keys * shape["kv_heads"] * columns / 3e6
+    return copy + products(128, 600) < in_place
+
+
 def any_length(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether n or k is not a multiple of 8, so that some rows do not split into pieces of 16 bytes. Of gemm_bias_gelu's CUDA
     kernels only v04_anywhere takes such products."""

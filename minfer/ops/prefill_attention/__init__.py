@@ -54,6 +54,7 @@ from minfer.ops import (
     Ragged,
     Spec,
     Tensors,
+    both,
     divides,
     fixed,
     floats,
@@ -315,6 +316,15 @@ op = Op(
 
 WHOLE, PAGED, BOXES = ({"page": pages, "quant": ("none",)} for pages in (("none",), ("1", "16", "64"), ("16", "64")))
 FP8 = {"quant": ("fp8",)}
+MOST_COPIED = 1 << 30  # bytes that v15_gathered and v16_fp8_gathered copy keys and values to
+
+
+def copied_at_once(case: Case) -> str | None:
+    needed = 2 * case["batch"] * case["seq_kv"] * case["kv_heads"] * (case["head_dim"] + v_dim(case))
+    return f"copies k and v to at most {MOST_COPIED} bytes, got {needed}" if needed > MOST_COPIED else None
+
+
+COPIED = both(heads_of(64, 96, 128, latent=True), copied_at_once)
 baselines.register(op)
 op.cuda("v01_naive.cu", params=WHOLE)
 op.cuda("v02_flash.cu", params=WHOLE, requires=heads_of(64, 96, 128, 256, latent=True))
@@ -338,6 +348,9 @@ op.cuda(
     entries=("sinks",),
 )
 op.cuda("v09_paged.cu", params=PAGED)
+# Before v10: rules are tried in this order, and one of v10's and v11's always holds.
+op.cuda("v15_gathered.cu", params=PAGED, archs="sm_90a", requires=COPIED, preferred="long_to_gather")
+op.cuda("v16_fp8_gathered.cu", params=FP8, archs="sm_90a", requires=COPIED, preferred="long_to_gather")
 op.cuda(
     "v10_paged_boxes.cu",
     params=BOXES,

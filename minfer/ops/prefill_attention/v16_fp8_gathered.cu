@@ -1,0 +1,10 @@
+// v16_fp8_gathered: v06 over keys and values in fp8, side by side or in pages of any power of two, which another kernel widens
+// first.
+// Idea: v15's two kernels. The first one widens the numbers to q's dtype, which is exact, and does not multiply them by the
+// scales. The scale of keys is a part of the scale of scores, and the sums are multiplied once by that of values. So wgmma
+// multiplies as in v06, and each number is widened once for all queries.
+// Expected: 410 us with 512 queries over 32768 keys (32 heads and 8 key-value heads of 128). v06 takes 347 us, and the first
+// kernel moves 200 MB, which takes 60 us. v12 takes 2061 us.
+#include "gathered.cuh"
+
+MINFER_FP8_PREFILL_ATTENTION(prefill_attention_v16_fp8_gathered, minfer::launch_gathered)
