@@ -257,6 +257,12 @@ OF_FILE: dict[str, Shapes] = {
         (2, 20, 200, 8, 1, 192, 128),
         (1, 65, 65, 3, 1, 192, 128),
     ],
+    # Three key-value heads, whose rows a block that copies goes through in steps of 8 to 24; several sequences; and a window
+    # that hides whole blocks of keys.
+    **{
+        file: [(2, 140, 300, 3, 3, 64), (3, 20, 200, 6, 3, 128), (2, 70, 330, 3, 3, 96), (2, 30, 300, 3, 3, 192, 128)]
+        for file in ("prefill_attention-v15_gathered", "prefill_attention-v16_fp8_gathered")
+    },
     # Several tiles for each block, and more pieces of keys and values than the ring has stages.
     "prefill_attention-v13_wide_heads": [
         (1, 140, 300, 2, 1, 256),

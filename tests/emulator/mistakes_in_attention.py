@@ -78,6 +78,37 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     "bytes not waited for": ("prefill_attention-v12_fp8", {"bytes_arrived": ""}, WRONG),
     "tiles widened while a warp multiplies them": ("prefill_attention-v12_fp8", {"tiles_multiplied": ""}, WRONG),
     "tiles multiplied before they are whole": ("prefill_attention-v12_fp8", {"bytes_widened": ""}, WRONG),
+    "gathered: all keys of a block in the page of the first": (
+        "prefill_attention-v15_gathered",
+        {"page_of_key": ("p.place_of(number, key)", "p.place_of(number, first)")},
+        WRONG,
+    ),
+    "gathered: rows read before their pages are looked up": (
+        "prefill_attention-v15_gathered",
+        {"offsets_there": ""},
+        "misaligned access|outside (the )?operand",
+    ),
+    "gathered: all heads of a key are the first": (
+        "prefill_attention-v15_gathered",
+        {"row_of_head": ("head * from.of_head", "0")},
+        WRONG,
+    ),
+    "gathered: values before a window's first key as they are": (
+        "prefill_attention-v15_gathered",
+        {"whole_blocks": ("p.span(s, 0).begin / block_n * block_n", "p.span(s, 0).begin / 32 * 32")},
+        WRONG,
+    ),
+    "gathered: the rows of the first sequence for all": (
+        "prefill_attention-v16_fp8_gathered",
+        {"first_row": ""},
+        WRONG,
+    ),
+    "gathered: scores without the scale of keys": (
+        "prefill_attention-v16_fp8_gathered",
+        {"scale_of_keys": ("scales[0]", "scales[1]")},
+        WRONG,
+    ),
+    "gathered: values not scaled": ("prefill_attention-v16_fp8_gathered", {"scale_of_values": ""}, WRONG),
     "values as far apart as longer keys": (
         "prefill_attention-v05_pingpong",
         {"values_of_stage": ("Tile::kV", "Tile::kK")},

@@ -202,11 +202,8 @@ __device__ void attend_scaled(Consumer& consumer, const AttentionMaps& maps, con
   if (rows.warpgroup == 0) consumer.begin_turn();
 }
 
-// Shared memory of a block; with scales also for the consumers' problem, whose scale includes that of keys.
-template <typename T, int kDim, int kDimV, bool kScaled>
-constexpr int kBytesOf = Consumer<T, kDim, kDimV>::kBytes + (kScaled ? sizeof(Attention<T>) : 0);
-
-// `scales` are those of keys and of values.
+// `scales` are those of keys and of values. That of keys is a part of the scale of scores, so the consumers have a copy of p. Of
+// this copy only the scale takes a register. With a copy in shared memory, heads of 128 spilled 40 bytes.
 template <typename T, int kDim, int kDimV, bool kScaled>
 __global__ void __launch_bounds__(kThreads, 1)
     attend(const __grid_constant__ AttentionMaps maps, const __grid_constant__ Gathered<T> p, const Order order,
@@ -215,14 +212,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   const Tile tile(shared);
   Slots* slots = reinterpret_cast<Slots*>(shared + Tile::kBytes);
-  Attention<T>* scaled = reinterpret_cast<Attention<T>*>(slots + 1);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kSlots; ++i) barrier_init(slots->full + i, 1), barrier_init(slots->empty + i, kConsumers * 4);
     tile.init();
-    if constexpr (kScaled) {
-      *scaled = p;
-      scaled->scale *= scales[0];  //@ scale_of_keys
-    }
   }
   __syncthreads();
   if (warpgroup_index() == kConsumers) {
@@ -232,7 +224,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   registers_up<kMostRegisters>();
   if constexpr (kScaled) {
-    Consumer<T, kDim, kDimV> consumer(tile, *scaled, slots);
+    Attention<T> scaled = p;
+    scaled.scale *= scales[0];  //@ scale_of_keys
+    Consumer<T, kDim, kDimV> consumer(tile, scaled, slots);
     attend_scaled(consumer, maps, scales + 1);
   } else {
     Consumer<T, kDim, kDimV>(tile, p, slots).attend(maps);
@@ -247,8 +241,7 @@ void launch_gathered(const P& p) {
   STD_TORCH_CHECK(p.v_dim <= 128, "prefill_attention: this kernel needs v with a head_dim of at most 128, got ", p.v_dim);
   check_rows_in_pieces(p.k, p.dim, "prefill_attention: k"), check_rows_in_pieces(p.v, p.v_dim, "prefill_attention: v");
   const auto launch_dims = [&]<int kDim, int kDimV>() {
-    constexpr int kBytes = kBytesOf<T, kDim, kDimV, kScaled>, kBlockN = TilesOf<T, kDim, kDimV>::kBlockN;
-    static_assert(kBytes <= 227 << 10, "more than a block has");
+    constexpr int kBytes = Consumer<T, kDim, kDimV>::kBytes, kBlockN = TilesOf<T, kDim, kDimV>::kBlockN;
     static_assert(kBlockN % kKeysOfGatherer == 0);
     Gathered<T> gathered(p);
     const int64_t numbers_of_k = int64_t(gathered.rows) * p.kv_heads * kDim;
