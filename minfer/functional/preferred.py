@@ -163,11 +163,10 @@ def short_chunks(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 
 def long_to_gather(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `attention` takes v15_gathered or, over fp8, v16_fp8_gathered, which copy keys and values before v06's kernel
-    multiplies: where that takes less time by an estimate, than with v12_fp8 over fp8, with v09_paged over pages of under 8 slots,
-    and else with v10_paged_boxes. The rule itself was not timed. The rates are rounded from rows of an H200, of long prompts
-    with heads of 128: in TFLOP/s 600 for v06, 170 for v12, 150 for v09 and 440 for v10. The copy is taken to cost 10 us, and
-    its bytes at 3 TB/s. All queries count as seeing all keys. Up to 64 queries v11_paged_short, whose tiles have several
-    heads, keeps its pages."""
+    multiplies: where an estimate of the time is less than that of v12_fp8 over fp8, of v09_paged over pages of under 8 slots,
+    or else of v10_paged_boxes. This rule was not timed. Its rates are those of rows of an H200 with heads of 128, rounded:
+    v06 has 600 TFLOP/s, v12 170, v09 150 and v10 440. The copy is taken to cost 10 us, and 1 us for each 3 MB. All queries
+    count as seeing all keys. Up to 64 queries v11_paged_short, whose tiles have several heads, keeps its pages."""
     is_fp8, is_in_boxes = params.get("quant", "none") == "fp8", params.get("page", "none") != "1"
     if is_in_boxes and not is_fp8 and shape["seq_q"] <= 64:
         return False

@@ -132,13 +132,25 @@ def test_a_case_names_fp8_only_where_keys_are_in_fp8():
     assert OP.traffic_of(case_of(shape))[0] - OP.traffic_of(case_of(shape, quant="fp8"))[0] == 2 * 32 * 64
     for name, kernel in OP.kernels.items():
         if kernel.backend in ("cuda", "triton", "cpp"):
-            assert (kernel.takes(case_of(shape, quant="fp8")) is None) == name.endswith("_fp8")
-            assert not name.endswith("_fp8") or kernel.takes(case_of(shape)) == "supports quant=fp8, not none"
+            assert (kernel.takes(case_of(shape, quant="fp8")) is None) == ("fp8" in name)
+            assert "fp8" not in name or kernel.takes(case_of(shape)) == "supports quant=fp8, not none"
 
 
-@pytest.mark.parametrize(("capability", "kernel"), [((9, 0), "v12_fp8"), ((8, 0), "v12_fp8"), (None, "cpu_naive_fp8")])
+@pytest.mark.parametrize(
+    ("capability", "sizes", "kernel"),
+    [
+        ((9, 0), (1, 2048, 16384, 32, 8, 128), "v16_fp8_gathered"),
+        ((9, 0), (1, 64, 32768, 16, 2, 192, 128), "v16_fp8_gathered"),
+        ((9, 0), (1, 2048, 262144, 32, 8, 128), "v16_fp8_gathered"),
+        ((9, 0), (1, 2048, 262145, 32, 8, 128), "v12_fp8"),  # the copy would take more than 1 GiB
+        ((9, 0), (8, 16, 512, 32, 8, 64), "v12_fp8"),  # the copy takes longer than it saves
+        ((9, 0), (1, 20, 30, 4, 1, 256), "v12_fp8"),
+        ((9, 0), (1, 2048, 16384, 32, 8, 256), "v12_fp8"),
+        *((place, sizes, kernel) for place, kernel in (((8, 0), "v12_fp8"), (None, "cpu_naive_fp8"))
+          for sizes in ((1, 2048, 16384, 32, 8, 128), (8, 16, 512, 32, 8, 64), (1, 20, 30, 4, 1, 256))),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("page", ["none", "1", "16"])
-@pytest.mark.parametrize("sizes", [(1, 2048, 16384, 32, 8, 128), (8, 16, 512, 32, 8, 64), (1, 20, 30, 4, 1, 256)])
 def test_which_kernel_reads_fp8(capability, kernel, page, sizes):
     shape = dict(zip(OP.axes, sizes, strict=False))
     params = {"layout": "packed", "lengths": "halving", "lse": "no", "page": page, "quant": "fp8"}
