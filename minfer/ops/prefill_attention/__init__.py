@@ -354,6 +354,7 @@ op.cuda(
     requires=heads_of(192, 256, latent=True),
     preferred="long_prompts_of_wide_heads",
 )
+op.cuda("v14_key_parts.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 128), preferred="few_tiles")
 op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp", params=WHOLE)
 op.cpp("cpu_naive.cpp", name="cpu_naive_paged", params=PAGED)
