@@ -8,10 +8,10 @@ namespace minfer {
 
 constexpr int kLeastBlocks = 4;  // of 64 keys: of a part
 constexpr int kMostParts = 64;
-constexpr int kBlocksBesides = 4;  // what a part takes besides its blocks, in blocks: its queries, its first keys, its store
+constexpr int kBlocksBesides = 6;  // what a part takes besides, in blocks: its first copies, its store, its addition
 
-// The number of parts of each of `items`, the longest of which sees `blocks` of keys: a pure function. 1 where each multiprocessor
-// has an item. Else that with which the waves of parts take the least time; of equal ones the fewest.
+// The number of parts of each of `items`, the longest of which sees `blocks` of keys: a pure function. It is 1 if there is an
+// item for each multiprocessor. Else it is the one with which all waves of parts take the least time, and of several the least.
 inline int count_parts(int64_t items, int64_t blocks, int multiprocessors) {
   if (items >= multiprocessors) return 1;
   const int64_t most = std::clamp<int64_t>(blocks / kLeastBlocks, 1, kMostParts);

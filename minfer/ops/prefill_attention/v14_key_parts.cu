@@ -39,6 +39,7 @@ struct AllParts {
       part.w.number = -1;
       return part;
     }
+    //@ range
     part.loaded = {whole.begin + blocks * number / parts, whole.begin + blocks * (number + 1) / parts};
 #pragma unroll
     for (Span& seen : part.seen)  // an empty one lies at an end of `loaded`
@@ -63,7 +64,7 @@ struct PartConsumer : Consumer<T, kDim, Part> {
       const float total = quad_sum(online.sum[r]);
       const int row = threadIdx.x / 32 * kRowsOfWarp + lane / 4 + r * 8;
       if (part.w.row0 + (row >> log_packed) >= part.w.s.queries) continue;
-      const bool any = online.base[r] != -INFINITY;
+      const bool any = online.base[r] != -INFINITY;  //@ no_key
       if (lane % 4 == 0) results.stats_at(part.slot, row) = {online.base[r] * factor, any ? total : 0.0f};
       float* to = results.sums_of(part.slot, row) + lane % 4 * 2;
 #pragma unroll
@@ -106,7 +107,8 @@ __global__ void __launch_bounds__(kCombineThreads)
   const Work& w = item.w;
   const int query = w.row0 + (row >> log_packed), head = w.head + (row & (1 << log_packed) - 1), batch = p.packed ? 0 : w.number;
   if (!w.exists() || query >= p.rows(w.s)) return;
-  const int count = query < w.s.queries ? parts_of(item.loaded.end - item.loaded.begin, most) : 0;
+  const int count = query < w.s.queries ? parts_of(item.loaded.end - item.loaded.begin, most) : 0;  //@ parts_there
+  //@ slot
   const Merged all = merge_parts<8>(results, row, column, count, [=](int part) { return index * most + part; });
   const float4 values = all.divided(1.0f);
   using Pair = typename Vector<T>::Pair;
