@@ -6,14 +6,15 @@
     uv run python benchmarks/kernel_times.py --time --sizes unaligned                 # with an N or K that is no multiple of 8
     uv run python benchmarks/kernel_times.py --time --mma         # of kernels that older GPUs have too, which use mma.sync
 
-The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 12,547 products, in bfloat16 and both layouts, some
-of them timed twice. M is log-uniform and not rounded. There are four sets. In three, with 1 to 32 rows, 33 to 4096, and 1024 to
-8192, N and K are layers of the 24 models of `minfer/ops/models.csv`. In the fourth, of any rows, N or K or both are 8 to 504
-instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random
-half of the first set, and that of v14_stream_k to a random half of the third. The rules for the fourth were made from all of
-it. When the second set was timed, v18_fitted had 48 of its 59 kinds of tiles. v14_small was timed in the fourth set only. The
-sets were timed in four runs like `--time`, and put together; their column `seed` tells them apart. A fifth set is in
-products-unaligned-nvidia-h200.parquet, as one run with `--sizes unaligned` wrote it: of products with an N or K that is no
+The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 17,483 products, in bfloat16 and both layouts, some
+of them timed twice. M is log-uniform and not rounded. There are five sets. In four, with 1 to 32 rows, 33 to 4096, 1024 to 8192,
+and 65 to 512, N and K are layers of the 24 models of `minfer/ops/models.csv`. In another, of any rows, N or K or both are 8 to
+504 instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random
+half of the first set, that of v14_stream_k to a random half of the third, and its constant for up to 512 rows to random halves of
+the others. The rules for short N or K were made from all products that have one. When the second set was timed, v18_fitted had 48
+of its 59 kinds of tiles. v14_small was timed where N or K is short, and in the set with 65 to 512 rows, which was drawn with
+`--seed 41`. The sets were timed in five runs like `--time`, and put together; their column `seed` tells them apart. A sixth set
+is in products-unaligned-nvidia-h200.parquet, as one run with `--sizes unaligned` wrote it: of products with an N or K that is no
 multiple of 8, both from 16 to 8192. The limits in the rules for these were fitted to other products.
 
 With --mma it times v23_mma_fitted, which chooses a tile by a model, and the kernels before it, and prints their tables, where
