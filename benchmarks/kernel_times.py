@@ -52,6 +52,7 @@ from minfer.ops import drawn
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TIMES, TIMES_UNALIGNED = RESULTS / "products-nvidia-h200.parquet", RESULTS / "products-unaligned-nvidia-h200.parquet"
+TIMES_OF_MMA = RESULTS / "products-mma-nvidia-h200.parquet"
 MOST_ROWS = {"v15_gemv": 8, "v16_skinny": 128, "v17_one_wave": 128, "v20_any_columns": 64, "v21_row_pairs": 1024}
 KERNELS_FOR_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
 KERNELS_FOR_LONG = (*KERNELS_FOR_ANY, "v14_stream_k", "v14_small")
