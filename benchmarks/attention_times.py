@@ -6,11 +6,11 @@
     uv run python benchmarks/attention_times.py FILE                         # the tables of its times; needs no GPU
 
 Heads are those of the models of `minfer/ops/models.csv`. The tokens of a prompt and the number of prompts are log-uniform, and
-a batch has at most 8192 tokens. Attention is causal and padded. With --keys the tokens are the last ones of a cache, whose
-length is log-uniform too; the caches of a batch have at most 262,144 keys. A third of the problems are in float16. Each kernel
-is timed at each problem that it supports, v03_mma only up to 2048 tokens, because others are far faster beyond. So is
-`decode_attention`, to which `attention` hands few queries that see many keys. cuDNN and FlashAttention-2 are those of PyTorch's
-`scaled_dot_product_attention`.
+a batch has at most 8192 tokens. Sequences are padded and full, and three quarters of the problems are causal. With --keys the
+tokens are the last ones of a cache, whose length is log-uniform too; the caches of a batch have at most 262,144 keys. A third
+of the problems are in float16. Each kernel is timed at each problem that it supports, v03_mma only up to 2048 tokens, because
+others are far faster beyond. So is `decode_attention`, to which `attention` hands few queries that see many keys. cuDNN and
+FlashAttention-2 are those of PyTorch's `scaled_dot_product_attention`.
 
 A time is the median of seven cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables compare the kernel that `attention` takes (`chosen`) and
@@ -38,14 +38,13 @@ import torch
 from benchmarks import cold, rows
 from minfer import ops
 from minfer.functional import best, decode_attention, library
-from minfer.functional.attention import MANY_KEYS
+from minfer.functional.attention_times import DECODE, Problem, fastest
 from minfer.functional.decode_attention import DIMS, MOST_NEW
 from minfer.ops import Case, drawn
 from minfer.ops.prefill_attention import baselines
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KERNELS = ("v03_mma", "v05_pingpong", "v06_no_maximum", "v07_short", "v08_compact", "v13_wide_heads")
-DECODE = "decode_attention"  # beside the kernels
 OURS = (*KERNELS, DECODE)
 OTHERS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
 MOST_TOKENS = {"v03_mma": 2048}
@@ -62,16 +61,21 @@ class Prompts(NamedTuple):
     kv_heads: int
     head_dim: int
     v_dim: int
+    causal: bool
 
     def case(self) -> Case:
         op = ops.get("prefill_attention")
         shape = {"batch": self.batch, "seq_q": self.tokens, "seq_kv": self.keys}
         shape |= {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
-        return op.case("", self.dtype, shape | ({"v_dim": self.v_dim} if self.v_dim != self.head_dim else {}), {})
+        shape |= {"v_dim": self.v_dim} if self.v_dim != self.head_dim else {}
+        return op.case("", self.dtype, shape, {"call": "causal" if self.causal else "full"})
+
+    def problem(self) -> Problem:
+        return Problem(*self[1:])
 
     def is_for_decode(self) -> bool:
         """Whether decode_attention takes it."""
-        return self.tokens <= MOST_NEW and self.head_dim in DIMS
+        return self.tokens <= MOST_NEW and self.head_dim in DIMS and (self.causal or self.tokens == 1)
 
 
 def prompts(seed: int, tokens_range: tuple[int, int], keys_range: tuple[int, int] | None) -> Iterator[Prompts]:
@@ -86,7 +90,8 @@ def prompts(seed: int, tokens_range: tuple[int, int], keys_range: tuple[int, int
         batch = log_uniform(1, max(1, min(MOST // tokens, MOST_CACHED // keys)))
         v_dim = drawn.V_DIM.get(model.head_dim) or model.head_dim
         dtype = rng.choice(["bfloat16", "bfloat16", "float16"])
-        yield Prompts(dtype, batch, tokens, keys, model.heads, model.kv_heads, model.head_dim, v_dim)
+        causal = rng.random() < 0.75
+        yield Prompts(dtype, batch, tokens, keys, model.heads, model.kv_heads, model.head_dim, v_dim, causal)
 
 
 def kernels_for(of: Prompts) -> list[str]:
@@ -106,17 +111,20 @@ def time_prompts(of: Prompts, run: Mapping[str, Callable[..., object]], flushed:
     out = torch.empty(of.batch, of.tokens, of.heads, of.v_dim, **make)
     lse, nothing = torch.empty(0, device=flushed.device), torch.empty(0, dtype=torch.int32, device=flushed.device)
     tensors = (out, lse, q, k, v, nothing, nothing)
-    expected = baselines.sdpa(*tensors, causal=True, window=0, softcap=0.0).float()
+    scalars: dict[str, Any] = {"causal": of.causal, "window": 0, "softcap": 0.0}
+    expected: torch.Tensor | None = None
     calls: dict[str, Callable[[], object]] = {}
     for name, backend in OTHERS.items():
         call = baselines.by_backend(backend)
         try:
-            call(*tensors, causal=True, window=0, softcap=0.0)
+            expected = call(*tensors, **scalars).float()
         except RuntimeError:
             continue  # it does not take these heads
-        calls[name] = lambda call=call: call(*tensors, causal=True, window=0, softcap=0.0)  # type: ignore[misc]
+        calls[name] = lambda call=call: call(*tensors, **scalars)  # type: ignore[misc]
+    if expected is None:
+        expected = baselines.sdpa(*tensors, **scalars).float()
     for kernel in kernels_for(of):
-        calls[kernel] = lambda call=run[kernel]: call(*tensors, True, 0, 0.0, 0.0)  # type: ignore[misc]
+        calls[kernel] = lambda call=run[kernel]: call(*tensors, of.causal, 0, 0.0, 0.0)  # type: ignore[misc]
         out.fill_(math.nan)
         calls[kernel]()
         check(of, kernel, out, expected)
@@ -142,7 +150,7 @@ def with_choice(found: pd.DataFrame) -> pd.DataFrame:
     for fields in times[[*Prompts._fields]].itertuples(index=False):
         of, case = Prompts(*fields), Prompts(*fields).case()
         named = best.best("prefill_attention", case.dtype, case.params, case.shape, (9, 0), "").kernel
-        chosen.append(DECODE if of.keys > MANY_KEYS and of.is_for_decode() else named)
+        chosen.append(DECODE if fastest(of.problem(), of.is_for_decode()) == DECODE else named)
     at = [kernels.index(name) if name in kernels else -1 for name in chosen]
     values = np.column_stack([times[kernels].to_numpy(), np.full(len(times), np.nan)])
     others = [name for name in OTHERS if name in times.columns]

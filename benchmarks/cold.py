@@ -13,6 +13,8 @@ import torch
 from minfer.bench.device import pick
 
 FLUSHED = 256 << 20  # bytes that are read before each call
+LEADS = 4  # how often a late call is repeated, each time with twice the lead
+LEAD_CYCLES = 2_000_000  # for which the GPU waits while the host puts the call into the queue: about a millisecond
 Key = TypeVar("Key")
 
 
@@ -31,15 +33,29 @@ def to_flush(device: torch.device) -> torch.Tensor:
 
 
 def medians(calls: Mapping[Key, Callable[[], object]], flushed: torch.Tensor, rounds: int) -> dict[Key, float]:
-    """The median time of each call in microseconds. Each round has a new order, and `flushed` is read before each call."""
+    """The median time of each call in microseconds. Each round has a new order, and `flushed` is read before each call. If the
+    GPU comes to a call before all of it is in the queue, the time would contain the host's, and the call is repeated after a
+    longer wait of the GPU. A call that is late each time ends the program."""
     events: dict[Key, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {key: [] for key in calls}
     for _ in range(rounds):
         for key in random.sample([*calls], len(calls)):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flushed.sum()
-            begin.record()
-            calls[key]()
-            end.record()
-            events[key].append((begin, end))
+            events[key].append(_in_time(key, calls[key], flushed))
     torch.cuda.synchronize()
     return {key: statistics.median(1000 * x.elapsed_time(y) for x, y in each) for key, each in events.items()}
+
+
+def _in_time(
+    name: object, call: Callable[[], object], flushed: torch.Tensor
+) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """The events around a call that was in the queue in time."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for lead in (0, *(LEAD_CYCLES << doubled for doubled in range(LEADS))):
+        if lead:
+            torch.cuda._sleep(lead)
+        flushed.sum()
+        begin.record()
+        call()
+        end.record()
+        if not begin.query():
+            return begin, end
+    sys.exit(f"the host takes longer to call {name} than the GPU was told to wait: does it wait for the GPU?")
