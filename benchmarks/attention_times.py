@@ -38,14 +38,13 @@ import torch
 from benchmarks import cold, rows
 from minfer import ops
 from minfer.functional import best, decode_attention, library
-from minfer.functional.attention import MANY_KEYS
+from minfer.functional.attention_times import DECODE, Problem, fastest
 from minfer.functional.decode_attention import DIMS, MOST_NEW
 from minfer.ops import Case, drawn
 from minfer.ops.prefill_attention import baselines
 
 RESULTS = Path(__file__).resolve().parent / "results"
 KERNELS = ("v03_mma", "v05_pingpong", "v06_no_maximum", "v07_short", "v08_compact", "v13_wide_heads")
-DECODE = "decode_attention"  # beside the kernels
 OURS = (*KERNELS, DECODE)
 OTHERS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
 MOST_TOKENS = {"v03_mma": 2048}
@@ -70,6 +69,9 @@ class Prompts(NamedTuple):
         shape |= {"heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         shape |= {"v_dim": self.v_dim} if self.v_dim != self.head_dim else {}
         return op.case("", self.dtype, shape, {"call": "causal" if self.causal else "full"})
+
+    def problem(self) -> Problem:
+        return Problem(*self[1:])
 
     def is_for_decode(self) -> bool:
         """Whether decode_attention takes it."""
@@ -148,7 +150,7 @@ def with_choice(found: pd.DataFrame) -> pd.DataFrame:
     for fields in times[[*Prompts._fields]].itertuples(index=False):
         of, case = Prompts(*fields), Prompts(*fields).case()
         named = best.best("prefill_attention", case.dtype, case.params, case.shape, (9, 0), "").kernel
-        chosen.append(DECODE if of.keys > MANY_KEYS and of.is_for_decode() else named)
+        chosen.append(DECODE if fastest(of.problem(), of.is_for_decode()) == DECODE else named)
     at = [kernels.index(name) if name in kernels else -1 for name in chosen]
     values = np.column_stack([times[kernels].to_numpy(), np.full(len(times), np.nan)])
     others = [name for name in OTHERS if name in times.columns]

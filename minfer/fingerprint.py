@@ -20,11 +20,17 @@ from minfer.ops import PACKAGE, Kernel, get, python_source
 from minfer.ops.sources import SourceError, read_source, split
 
 # The code by which functions choose a kernel. CHOOSING is hashed for every op, of PREFERRED the rules that the op's kernels
-# name, and MODELS if one of these rules imports the models.
-CHOOSING, PREFERRED = PACKAGE / "functional" / "best.py", PACKAGE / "functional" / "preferred.py"
-MODELS_MODULE = "minfer.functional.product_times"
-MODELS = [PACKAGE / "functional" / "product_times.py", PACKAGE / "functional" / "product_times.cpp"]
-MODELS += [PACKAGE / "cuda" / "gemm" / "fitted_choice.h"]
+# name, and those MODELS that one of these rules imports.
+FUNCTIONAL = PACKAGE / "functional"
+CHOOSING, PREFERRED = FUNCTIONAL / "best.py", FUNCTIONAL / "preferred.py"
+MODELS = {
+    "product_times": [
+        FUNCTIONAL / "product_times.py",
+        FUNCTIONAL / "product_times.cpp",
+        PACKAGE / "cuda" / "gemm" / "fitted_choice.h",
+    ],
+    "attention_times": [FUNCTIONAL / "attention_times.py"],
+}
 
 
 def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
@@ -38,7 +44,8 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     if kernel.backend == "function" or kernel.composes:
         for name in kernel.composes or (kernel.op,):
             kernels = get(name).kernels.values()
-            digest.update(_choices(name, tuple(sorted({each.preferred for each in kernels if each.preferred}))))
+            rules_of = {rule for each in kernels for rule in (each.preferred, each.before_hopper) if rule}
+            digest.update(_choices(name, tuple(sorted(rules_of))))
             for each in kernels:
                 if each.backend in ("cuda", "triton", "cpp"):
                     digest.update(fingerprint(each, arch, rules).encode())
@@ -77,8 +84,10 @@ def _choices(op: str, preferred: tuple[str, ...]) -> bytes:
     text = read_source(PREFERRED)
     rules, on_hopper = python_source.used(text, preferred), python_source.used(text, ["HOPPER_ONLY"])
     names = {str(node.value) for each in on_hopper for node in ast.walk(each) if isinstance(node, ast.Constant)}
-    modules = {each.module for each in rules if isinstance(each, ast.ImportFrom)}
-    code = [CHOOSING, *(MODELS if MODELS_MODULE in modules else [])]
+    imports = [each for each in rules if isinstance(each, ast.ImportFrom)]
+    modules = {str(each.module).rpartition(".")[2] for each in imports}
+    modules |= {alias.name for each in imports for alias in each.names}
+    code = [CHOOSING, *(path for name in sorted(modules & MODELS.keys()) for path in MODELS[name])]
     parts = [json.dumps(table.get(op, [])), *sorted(map(ast.dump, rules)), *sorted(names.intersection(preferred))]
     return "".join([*parts, *map(_meaning, code)]).encode()
 

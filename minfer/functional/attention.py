@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from minfer.functional import library
+from minfer.functional.attention_times import DECODE, Problem, fastest
 from minfer.functional.contract import Contract
-from minfer.functional.decode_attention import DIMS, LATENT, MOST_NEW, decode_attention, v_dim_of
+from minfer.functional.decode_attention import MOST_NEW, decode_attention, v_dim_of
 from minfer.functional.pages import is_power_of_two
+from minfer.ops.attention_reference import LATENT
 
 Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
 HEAD_DIMS = (64, 96, 128, 192, 256)
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
-# If few queries see more keys than these, `attention` calls decode_attention, whose blocks share the keys of a query. In
-# attention's own kernels a block takes all keys of a tile of queries, so most multiprocessors would have no work.
-MANY_KEYS, DEVICES_THAT_DIVIDE = 1024, ("cuda",)
+DEVICES_THAT_DIVIDE = ("cuda",)  # the keys of few queries among thread blocks, by decode_attention
 # Slots of a page by which a kernel is chosen, from so many slots on. A kernel takes other powers of two, too.
 PAGES = ((64, "64"), (8, "16"), (1, "1"))
 
@@ -97,9 +97,9 @@ def attention(
     not check lengths, because it would have to wait for the device: lengths out of range are clamped, and nothing is read out
     of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
     copied first. `best` picks the kernel, which is compiled at its first call. On a GPU, `attention` calls `decode_attention`
-    for at most 16 queries that see more than 1024 keys, if they are causal or there is one, v_dim is not 192, and there are
-    no sinks, lengths, cu_seqlens, page_table, scales or return_lse. Works under `torch.compile`. It has no backward: raises
-    RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
+    for at most 16 queries, where that is the fastest by models of the times, if they are causal or there is one, v_dim is
+    not 192, and there are no sinks, lengths, cu_seqlens, page_table, scales or return_lse. Works under `torch.compile`. It has
+    no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     library.refuse_gradients("attention", q, k, v, sinks, scales)
     if scales is None and k.dtype == torch.float8_e4m3fn:
         raise ValueError("minfer.attention takes scales beside k and v of float8_e4m3fn, got None")
@@ -130,36 +130,10 @@ def attention(
         of_q, of_kv = _pair("cu_seqlens", cu_seqlens)[0], _pair("lengths", lengths)[1]
     else:
         of_q, of_kv = _pair("cu_seqlens", cu_seqlens) if lengths is None else _pair("lengths", lengths)
-    is_usual = not return_lse and (cu_seqlens is lengths is page_table is sinks is scales is None)
-    if is_usual and _is_for_decode_attention(q, k, v, causal, window):
-        keys = torch.full((q.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
-        return decode_attention(q, k, v, keys, scale=scale, window=window, softcap=softcap)
     found: tuple[Tensor, Tensor] = _attention_op(
         q, k, v, of_q, of_kv, sinks, page_table, scales, causal, window or 0, softcap or 0.0, scale or 0.0, return_lse
     )
     return found if return_lse else found[0]
-
-
-def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) -> bool:
-    """Whether few queries see many keys, with heads that decode_attention takes. It is causal; a single query is at the last
-    position, and sees all keys either way."""
-    return (
-        q.device.type in DEVICES_THAT_DIVIDE
-        and q.dim() == k.dim() == 4
-        and q.shape[1] <= MOST_NEW
-        and k.shape[:3] == v.shape[:3]
-        and (k.shape[1] if window is None else min(k.shape[1], window)) > MANY_KEYS
-        and (causal or q.shape[1] == 1)
-        and q.numel() > 0
-        and (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
-        and q.shape[3] in DIMS
-        and v.shape[3] == v_dim_of(q)
-        and k.shape[2] > 0
-        and q.shape[2] % k.shape[2] == 0
-        and q.dtype == k.dtype == v.dtype
-        and q.dtype in (torch.float16, torch.bfloat16)
-        and q.device == k.device == v.device
-    )
 
 
 def _what_is_given(cu_seqlens: Lengths | None, lengths: Lengths | None) -> str:
@@ -231,6 +205,12 @@ def _attention(
         else "full"
     ):
         params["call"] = call
+    is_usual = q_seqlens is kv_seqlens is sinks is page_table is scales is None and not return_lse
+    if is_usual and _is_for_decode_attention(q, k, v, causal, window):
+        library.note("prefill_attention", q.dtype, shape, params, "decode_attention, by models of the times")
+        ends = torch.full((q.shape[0],), k.shape[1], dtype=torch.int32, device=q.device)
+        divided = decode_attention(q, k, v, ends, scale=scale or None, window=window or None, softcap=softcap or None)
+        return divided, lse
     seqlens = [nothing if x is None else x.contiguous() for x in (q_seqlens, kv_seqlens)]
     rows, keys, values = map(library.readable, (q, k, v))
     table = () if plain else (nothing.view(batch, 0) if page_table is None else page_table.contiguous(),)
@@ -244,6 +224,22 @@ def _attention(
     if sinks is not None:  # out without a sink, times e^lse / (e^lse + e^sink)
         out.mul_((lse - sinks[:, None]).sigmoid_().transpose(-1, -2)[..., None])
     return out, found
+
+
+def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> bool:
+    """Whether decode_attention, whose blocks share the keys of a query, takes few queries, and is the fastest by the models of
+    the times. It is causal; a single query is at the last position, and sees all keys either way."""
+    new, (keys, kv_heads) = q.shape[1], k.shape[1:3]
+    if (
+        new > MOST_NEW
+        or not (causal or new == 1)
+        or v.shape[3] != v_dim_of(q)
+        or q.device.type not in DEVICES_THAT_DIVIDE
+    ):
+        return False
+    seen = min(keys, window + new) if window else keys
+    of = Problem(q.shape[0], new, seen, q.shape[2], kv_heads, q.shape[3], v.shape[3], causal)
+    return fastest(of, True, hopper=library.capability_of(q) == (9, 0)) == DECODE
 
 
 def _has_sinks(q: Tensor, keys: int, window: int) -> bool:

@@ -11,10 +11,10 @@ from minfer.functional import library
 from minfer.functional.contract import Contract
 from minfer.functional.pages import check_pages as check_pages_of
 from minfer.functional.pages import is_power_of_two
+from minfer.ops.decode_attention import v_dim_beside
 
 Tensor = torch.Tensor
 DIMS, MOST_NEW = (64, 96, 128, 192, 256), 16
-LATENT = (192, 128)  # the head_dim of q and k, and that of v, in multi-head latent attention
 # Slots of a page and new tokens that every kernel takes. v05_scored takes all others.
 PAGES, FEW_NEW = (16, 64, 256), 8
 
@@ -46,8 +46,7 @@ CONTRACTS = {how: _contract(*how) for how in itertools.product((False, True), re
 
 def v_dim_of(q: Tensor) -> int:
     """The length of the rows of v and out beside q."""
-    dim = q.shape[-1] if q.dim() else 0
-    return LATENT[1] if dim == LATENT[0] else dim
+    return v_dim_beside(q.shape[-1]) if q.dim() else 0
 
 
 def _contract_of(page_table: Tensor | None, scales: Tensor | None, mask: Tensor | None) -> Contract:
@@ -73,8 +72,7 @@ def decode_attention(
     """softmax(scale q kᵀ) v of new tokens over a key-value cache that already has them, a new contiguous tensor of (batch, new,
     heads, v_dim).
 
-    q: (batch, new, heads, head_dim), float16 or bfloat16; 1 to 16 new tokens; head_dim is 64, 96, 128, 192 or 256. The kernels
-        were not timed with 96 and 192.
+    q: (batch, new, heads, head_dim), float16 or bfloat16; 1 to 16 new tokens; head_dim is 64, 96, 128, 192 or 256.
     k_cache, v_cache: (batch, slots, kv_heads, head_dim), v_cache with v_dim, which is head_dim, or 128 where that is 192; or
         with `page_table` (pages, slots, kv_heads, head_dim) and likewise, where the slots of a page are a power of two.
         kv_heads divides heads: query head h reads key-value head h // (heads / kv_heads). Of q's dtype or, with `scales`,

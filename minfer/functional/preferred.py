@@ -2,8 +2,9 @@
 
 Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `OF_PRODUCTS` and `any_size` call
 `product_kernel`. It asks the models of `product_times.py` if n and k are at least SHORT. It also asks them if n or k is no
-multiple of 8, even below SHORT, where the models were not fitted. The kernels of the rules in `HOPPER_ONLY` also run on other
-GPUs. There the rules do not hold, because nothing was timed."""
+multiple of 8, even below SHORT, where the models were not fitted. The rules in `OF_ATTENTION` ask the models of
+`attention_times.py`. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the rules do not hold, because
+nothing was timed. A kernel that is registered with a rule `before_hopper` has it on GPUs before Hopper instead."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
+from minfer.functional import attention_times
 from minfer.functional.product_times import explained, fastest
 from minfer.ops.quantised import INT4
 
@@ -20,9 +22,9 @@ OF_PRODUCTS = {"pingpong", "small", "stream_k", "gemv", "skinny", "one_wave", "f
 # `matmul` takes v22_any_size for products with fewer multiply-adds than these. WORDS: v22 can copy words of 4 bytes.
 # WORDS_OF_A: it can, and v18_fitted would copy A alone. SINGLE_ELEMENTS: it cannot, and k is even or at most 96.
 WORDS, WORDS_OF_A, SINGLE_ELEMENTS = 1_200_000_000, 300_000_000, 200_000_000
+SMALL_B = 24_000_000  # elements up to which v15_gemv is faster than v16_skinny, in the mean
 HOPPER_ONLY = {"gemv", "skinny", "any_size", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_rows"}
-HOPPER_ONLY |= {"short_prompts_of_wide_heads"}
-
+OF_ATTENTION = {"mma", "in_turns", "no_maximum", "heads_together", "compact", "wide_heads"}
 
 Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
 
@@ -33,6 +35,8 @@ def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
     asks = rule in OF_PRODUCTS and (min(n, k) >= SHORT or n % 8 != 0 or k % 8 != 0)
     if asks and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
         return f"by models of the times: {times}"
+    if rule in OF_ATTENTION:
+        return f"by models of the times: {attention_times.explained(_prompts(shape, params))}"
     return f"by a rule, {rule} (minfer/functional/preferred.py)"
 
 
@@ -78,8 +82,21 @@ def short_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
     return "v18_fitted" if k <= 16 else "v12_pingpong"
 
 
-def _takes(kernel: str) -> Rule:
-    return lambda shape, params: product_kernel(shape["m"], shape["n"], shape["k"], params["layout"] == "TN") == kernel
+def mma_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
+    """The kernel that `matmul` takes for a product that was not measured on a GPU before Hopper, if n and k are multiples of 8
+    and at least SHORT; else an empty name. v23_mma_fitted chooses one of twelve tiles. v15_gemv is faster for a small B, and
+    v16_skinny for other products with up to 64 rows, or 128 if its tiles make one wave on an H200. No such GPU was timed. On an
+    H200, at 3,213 random products, the choice takes 2.9 % longer in the mean than the fastest of five kernels with mma.sync,
+    and v23_mma_fitted alone 8.2 % (benchmarks/kernel_times.py)."""
+    if m == 0 or min(n, k) < SHORT or n % 8 != 0 or k % 8 != 0:
+        return ""
+    if m <= 8 and is_tn and n * k <= SMALL_B:
+        return "v15_gemv"
+    return "v16_skinny" if m <= 64 or (m <= 128 and n <= 128 * MULTIPROCESSORS) else "v23_mma_fitted"
+
+
+def _takes(kernel: str, choose: Callable[[int, int, int, bool], str] = product_kernel) -> Rule:
+    return lambda shape, params: choose(shape["m"], shape["n"], shape["k"], params["layout"] == "TN") == kernel
 
 
 # Whether `matmul` takes a kernel for a product.
@@ -87,6 +104,9 @@ pingpong, small, stream_k = _takes("v12_pingpong"), _takes("v14_small"), _takes(
 gemv, skinny, one_wave = _takes("v15_gemv"), _takes("v16_skinny"), _takes("v17_one_wave")
 fitted, any_columns, row_pairs = _takes("v18_fitted"), _takes("v20_any_columns"), _takes("v21_row_pairs")
 any_size = _takes("v22_any_size")
+# The same on GPUs before Hopper.
+mma_gemv, mma_skinny = _takes("v15_gemv", mma_product_kernel), _takes("v16_skinny", mma_product_kernel)
+mma_fitted = _takes("v23_mma_fitted", mma_product_kernel)
 
 
 def int4_of_two_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
@@ -177,57 +197,21 @@ def short_rows(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     return 0 < shape["n"] <= 128 and shape["rows"] > 1024
 
 
-def short_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v03_mma: with heads of 256, or of 192 with values of 192, and up to 64 tokens. 13
-    sequences of 60 tokens take 13.7 us, and 19.7 with v05_pingpong, whose tiles have 128 queries."""
-    return longest(shape) <= 64 and has_wide_heads(shape)
-
-
-def prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v05_pingpong: with wide heads and 65 to 256 tokens, or up to 512 where all tiles of 128
-    queries run at once. 1 x 300 with 32 heads takes 19.3 us, and 22.8 with v13_wide_heads."""
-    tiles = shape["batch"] * shape["heads"] * math.ceil(shape["seq_q"] / 128)
-    most = 512 if tiles <= MULTIPROCESSORS else 256
-    return 64 < longest(shape) <= most and has_wide_heads(shape)
-
-
-def long_prompts_of_wide_heads(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v13_wide_heads: with wide heads, for all longer prompts. 1 x 2349 with 16 heads takes 97.9
-    us, and 130.4 with v05_pingpong."""
-    return longest(shape) > 64 and has_wide_heads(shape) and not prompts_of_wide_heads(shape, params)
-
-
-def has_wide_heads(shape: Mapping[str, int]) -> bool:
-    """Whether heads have 256 columns, or 192 of keys and of values."""
-    return shape["head_dim"] > 128 and "v_dim" not in shape
-
-
-def latent_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v06_no_maximum: with keys of 192 and values of 128. `best.json` has no times of such heads, so
-    without this rule `best` would take the last kernel that supports them, v13_wide_heads, which was not timed with them."""
-    return "v_dim" in shape
-
-
 def longer_keys(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `decode_attention` takes v03_packed: with keys of 192 and values of 128. `best.json` has no times of such heads,
     so without this rule `best` would take the last kernel that supports them, v05_scored or v07_early."""
     return "v_dim" in shape
 
 
-def very_short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v08_compact: up to 64 tokens, and up to 256 of causal prompts. 29 sequences of 18 queries and
-    40 keys take 15.1 us, and 18.5 with v07_short. On an H100 4 x 256 take 19.0 and 21.2 us, 8 x 512 take 61.5 and 57.8.
-    v08_compact was not timed with heads of 96, nor of 192 with values of 128, so it is not taken for them."""
-    is_short = longest(shape) <= 64 or (longest(shape) <= 256 and causal_prompts(shape, params))
-    return is_short and shape["head_dim"] in (64, 128)
+def _prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> attention_times.Problem:
+    """A problem of `attention` as its models take it. They know neither windows nor soft caps, and count both as causal."""
+    is_causal = params.get("call", "causal") != "full"
+    v_dim = shape.get("v_dim", shape["head_dim"])
+    return attention_times.Problem(**{**shape, "v_dim": v_dim}, causal=is_causal)
 
 
-def short_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v07_short: for causal prompts of 257 to 1024 tokens, or up to 512 where a tile holds one
-    head. 1 x 985 with 16 heads and 8 key-value heads takes 26.2 us, and 27.7 with v06_no_maximum; on an H100 3 x 1111 with 16
-    of each takes 56.2 us, and 51.3 with v06_no_maximum."""
-    most = 512 if shape["heads"] // shape["kv_heads"] % 2 else 1024
-    return 256 < longest(shape) <= most and causal_prompts(shape, params)
+def _attends_with(kernel: str) -> Rule:
+    return lambda shape, params: attention_times.fastest(_prompts(shape, params)) == kernel
 
 
 def few_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
@@ -235,11 +219,7 @@ def few_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     return False
 
 
-def longest(shape: Mapping[str, int]) -> int:
-    return max(shape["seq_q"], shape["seq_kv"])
-
-
-def causal_prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether attention is causal, with neither window nor soft cap, and at least half of the keys are new. Other attention
-    was not timed."""
-    return params.get("call", "causal") == "causal" and 2 * shape["seq_q"] >= shape["seq_kv"]
+# Whether `attention` takes a kernel, over keys and values that are in no pages.
+mma, in_turns, no_maximum = _attends_with("v03_mma"), _attends_with("v05_pingpong"), _attends_with("v06_no_maximum")
+heads_together, compact = _attends_with("v07_short"), _attends_with("v08_compact")
+wide_heads = _attends_with("v13_wide_heads")

@@ -4,8 +4,9 @@
 // these are about equal, somewhat more than either. Those of v20_any_columns and v21_row_pairs differ. Times are in
 // microseconds. v18_fitted chooses its tiles by its model, too. On an H200 the models for up to 64 rows were fitted to half of
 // 4,000 cold timings of random products with up to 32 rows; of the others that of v17_one_wave to 984 and that of v21_row_pairs
-// to 1,037. That of v14_stream_k was fitted to half of 1,059 ratios of its time to v18_fitted's. benchmarks/kernel_times.py has
-// these times, and says how good the choice is.
+// to 1,037. That of v14_stream_k was fitted to half of 1,059 ratios of its time to v18_fitted's; for up to 512 rows its rate of
+// the memory was fitted to half of its times. v14_small has no model, because one reduces the mean loss at 65 to 512 rows by less
+// than 0.1 %. benchmarks/kernel_times.py has these times, and says how good the choice is.
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -137,8 +138,9 @@ double stream_k(const Product& p) {
     if (own + takes < steps - 1) of_pair = whole * steps + own + takes, dealt = 2.34;
   }
   const double body = 1024 * of_pair / kCyclesPerUs * 1.194 + 0.112 * waves + dealt;
-  const double memory = bytes_of(p) / 3.416e6 + 2.84;
-  return 4.54 + std::cbrt(cube(body) + cube(memory));
+  // At few rows, the second form is up to 17 % too slow.
+  if (p.m <= 512) return 4.54 + std::sqrt(std::sqrt(fourth(body) + fourth(bytes_of(p) / 5.215e6 + 2.84)));
+  return 4.54 + std::cbrt(cube(body) + cube(bytes_of(p) / 3.416e6 + 2.84));
 }
 
 struct Model {

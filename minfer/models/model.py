@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from minfer.functional.attention import HEAD_DIMS, attention
-from minfer.functional.decode_attention import DIMS, LATENT, v_dim_of
+from minfer.functional.decode_attention import DIMS, v_dim_of
 from minfer.functional.early import (
     decode_attention,
     matmul,
@@ -34,6 +34,7 @@ from minfer.functional.silu_mul import silu_mul
 from minfer.models import plain
 from minfer.models.batch import Batch
 from minfer.models.config import Config
+from minfer.ops.attention_reference import LATENT
 
 Tensor = torch.Tensor
 Map = Callable[[Tensor], Tensor]  # a Linear or a Stacked

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from minfer import ops
+from minfer.functional import ahead, library
 from minfer.functional import best as chooser
-from minfer.functional import library
 from minfer.ops.axes import Ragged
 from tests.functional import by_sorting
 
@@ -103,11 +103,9 @@ def test_a_kernel_with_a_model_of_its_own_is_preferred_where_nothing_was_measure
     assert chosen(300, 4096, 4096, DEVICES[1]) == chosen(301, 4096, 4096) == "v18_fitted"
 
 
-SHORT_HEADS, WIDE_HEADS = (32, 8, 128), (8, 4, 256)
 INT4 = {"format": "int4_g128", "accumulate": "float32"}
 PROMOTED = {"format": "fp8_fp8", "accumulate": "promoted"}
-PROMPTS = {"layout": "padded", "lengths": "full", "lse": "no"}
-BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v04_fp8_mma"}
+BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v04_fp8_mma"}
 
 
 @pytest.mark.parametrize(
@@ -127,16 +125,6 @@ BY_NEAREST = {"v07_stream", "v17_one_wave", "triton_rows", "v06_no_maximum", "v0
         ("softmax", {"mask": "none"}, {(1025, 128): "v07_short_rows", (7430, 7): "v07_short_rows"}),
         ("softmax", {"mask": "none"}, {(1024, 100): "triton_rows", (5000, 129): "triton_rows"}),
         ("layernorm", {}, {(100, 7168): "triton_rows", (259, 3072): "triton_rows"}),
-        ("prefill_attention", PROMPTS, {(29, 18, 40, *SHORT_HEADS): "v08_compact", (9, 200, 200, *SHORT_HEADS): "v08_compact"}),
-        ("prefill_attention", PROMPTS, {(1, 985, 985, 16, 8, 128): "v07_short", (1, 300, 300, 16, 16, 64): "v07_short"}),
-        ("prefill_attention", PROMPTS, {(1, 1985, 1985, 16, 8, 128): "v06_no_maximum"}),
-        ("prefill_attention", PROMPTS, {(13, 4, 60, *WIDE_HEADS): "v03_mma", (13, 65, 65, *WIDE_HEADS): "v05_pingpong"}),
-        ("prefill_attention", PROMPTS, {(1, 512, 512, *WIDE_HEADS): "v05_pingpong", (1, 512, 512, 8, 8, 192): "v05_pingpong"}),
-        ("prefill_attention", PROMPTS, {(13, 256, 256, *WIDE_HEADS): "v05_pingpong"}),
-        ("prefill_attention", PROMPTS, {(13, 257, 257, *WIDE_HEADS): "v13_wide_heads"}),
-        ("prefill_attention", PROMPTS, {(1, 513, 513, 8, 8, 192): "v13_wide_heads"}),
-        ("prefill_attention", PROMPTS, {(13, 60, 60, 8, 8, 192): "v03_mma"}),
-        ("prefill_attention", PROMPTS | {"layout": "packed"}, {(90, 50, 50, *SHORT_HEADS): "v08_compact"}),
     ],
 )  # fmt: skip
 def test_between_measured_shapes_rules_of_hopper_choose(
@@ -149,40 +137,64 @@ def test_between_measured_shapes_rules_of_hopper_choose(
         assert (choice.kernel, "by a rule" in choice.why) == (kernel, kernel not in BY_NEAREST), sizes
 
 
-@pytest.mark.parametrize(("layout", "call"), [("padded", "causal"), ("packed", "full")])
-def test_the_kernel_of_very_short_prompts_is_taken_only_for_heads_with_which_it_was_timed(
-    layout: str, call: str
-) -> None:
-    def chosen(*sizes: int) -> chooser.Choice:
-        shape = dict(zip(ops.get("prefill_attention").axes, sizes, strict=False))
-        params = PROMPTS | {"layout": layout, "call": call}
-        return chooser.best("prefill_attention", "bfloat16", params, shape, (9, 0), DEVICES[0])
-
-    for batch, tokens, heads in ((137, 1, 32), (13, 60, 8), (2, 239, 128), (1, 8192, 16)):
-        latent = chosen(batch, tokens, tokens, heads, heads, 192, 128)
-        assert latent.kernel == "v06_no_maximum" and "latent_prompts" in latent.why
-        assert chosen(batch, tokens, tokens, heads, heads, 96).kernel in ("v05_pingpong", "v06_no_maximum")
-    assert chosen(137, 1, 1, 32, 32, 128).kernel == chosen(137, 1, 1, 32, 32, 64).kernel == "v08_compact"
-
-
 def test_a_rule_that_was_timed_on_hopper_holds_on_no_other_gpu() -> None:
     found = {x.preferred: x for x in ops.every_kernel() if x.preferred in chooser.preferred.HOPPER_ONLY}
     assert found.keys() == chooser.preferred.HOPPER_ONLY
     for kernel in found.values():
         assert kernel.builds_for("sm_80") and chooser.rule_of(kernel, (9, 0))
-        assert not any(chooser.rule_of(kernel, each) for each in ((8, 0), (10, 0), None))
+        assert chooser.rule_name(kernel, (8, 0)) == kernel.before_hopper != kernel.preferred
+        assert not any(chooser.rule_of(kernel, each) for each in ((10, 0), None))
     problem, capabilities = ("layernorm", "bfloat16", {}, {"tokens": 398, "hidden": 7168}), ((9, 0), (8, 0))
     assert ["by a rule" in chooser.best(*problem, each, "").why for each in capabilities] == [True, False]
 
 
-def test_rules_of_attention_leave_what_was_not_timed() -> None:
-    def chosen(queries: int, keys: int, call: str = "causal") -> str:
-        shape = dict(zip(ops.get("prefill_attention").axes, (4, queries, keys, *SHORT_HEADS), strict=False))
-        problem = ("bfloat16", PROMPTS | {"call": call}, shape, (9, 0), DEVICES[0])
-        return chooser.best("prefill_attention", *problem).why
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9)])
+def test_gpus_before_hopper_have_a_rule_for_products(capability: tuple[int, int]) -> None:
+    """Each kernel that has such a rule is taken somewhere, and only where it takes the product."""
 
-    assert "by a rule" in chosen(600, 900) and "by a rule" in chosen(100, 200)
-    assert not any("by a rule" in why for why in (chosen(100, 900), chosen(20, 200), chosen(600, 600, "window")))
+    def chosen(
+        *sizes: int, layout: str = "TN", sums: str = "float32", on: tuple[int, int] = capability
+    ) -> chooser.Choice:
+        shape = dict(zip("mnk", sizes, strict=True))
+        return chooser.best("hgemm", "float16", {"layout": layout, "accumulate": sums}, shape, on, "NVIDIA L40S")
+
+    wanted = {(1, 4096, 4096): "v15_gemv", (8, 2880, 2048): "v15_gemv", (8, 28672, 4096): "v16_skinny"}
+    wanted |= {(9, 2880, 2048): "v16_skinny", (64, 152064, 4096): "v16_skinny", (128, 16896, 4096): "v16_skinny"}
+    wanted |= dict.fromkeys(
+        [(65, 16904, 512), (129, 512, 512), (300, 4096, 4096), (8192, 8192, 8192)], "v23_mma_fitted"
+    )
+    for sizes, kernel in wanted.items():
+        choice = chosen(*sizes)
+        assert choice.kernel == kernel and "by a rule, mma_" in choice.why, (sizes, choice)
+        assert chosen(*sizes, on=(9, 0)).kernel != "v23_mma_fitted" and "mma_" not in chosen(*sizes, on=(10, 0)).why
+    assert chosen(8, 4096, 4096, layout="NN").kernel == "v16_skinny"
+    others = [(0, 4096, 4096), (300, 4100, 4096), (300, 4096, 4100), (300, 504, 4096), (300, 4096, 504), (1, 64, 64)]
+    assert not any("by a rule" in chosen(*sizes).why for sizes in others)
+    assert "by a rule" not in chosen(300, 4096, 4096, sums="float16").why
+    kernels = {x.name for x in ops.get("hgemm").kernels.values() if x.before_hopper}
+    assert (
+        kernels
+        == set(wanted.values())
+        <= {x.name for x in ahead.choosable("hgemm", f"sm_{capability[0]}{capability[1]}")}
+    )
+    for kernel in kernels:
+        assert not chooser.rule_of(ops.get("hgemm").kernels[kernel], (10, 0))
+        assert not chooser.rule_of(ops.get("hgemm").kernels[kernel], None)
+
+
+def test_a_product_that_was_measured_needs_no_rule_before_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {
+        "arch": "sm_89",
+        "device": "NVIDIA L40S",
+        "dtype": "float16",
+        "kernels": {"v07_tuned": 8.0, "v23_mma_fitted": 9.0},
+    }
+    params, shape = {"layout": "TN", "accumulate": "float32"}, {"m": 300, "n": 4096, "k": 4096}
+    monkeypatch.setattr(chooser, "table", lambda: {"hgemm": [entry | {"params": params, "shape": shape}]})
+    found = {
+        m: chooser.best("hgemm", "float16", params, shape | {"m": m}, (8, 9), "NVIDIA L40S").kernel for m in (300, 301)
+    }
+    assert found == {300: "v07_tuned", 301: "v23_mma_fitted"}
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from minfer import attention
+from minfer.functional.attention_times import DECODE
 from tests.functional.test_attention import definition, near, random
 
 
@@ -17,7 +18,7 @@ def test_few_queries_over_many_keys_are_of_decode_attention(queries, dim, v_dim,
     """As on a GPU: the result is the definition, also over a part of a longer cache, and who computes it is told apart."""
     own, counted = sys.modules["minfer.functional.attention"], []
     monkeypatch.setattr(own, "DEVICES_THAT_DIVIDE", ("cpu",))
-    monkeypatch.setattr(own, "MANY_KEYS", 60)
+    monkeypatch.setattr(own, "fastest", lambda of, *_, **__: DECODE if of.seq_kv > 60 else "")
     divided = own.decode_attention
     monkeypatch.setattr(own, "decode_attention", lambda *x, **y: counted.append(1) or divided(*x, **y))
     q, k, v = random(2, queries, 6, dim), random(2, 90, 2, dim)[:, :70], random(2, 70, 2, v_dim)
@@ -31,7 +32,7 @@ def test_few_queries_over_many_keys_are_of_decode_attention(queries, dim, v_dim,
     ):
         counted.clear()
         out = attention(q, k, v, **scalars)
-        sees_many = scalars.get("window", 70) > 60
+        sees_many = min(70, scalars.get("window", 70) + queries) > 60
         assert bool(counted) == (sees_many and v_dim != 192 and queries <= 16 and (queries == 1 or "causal" in scalars))
         assert out.shape == (*q.shape[:3], v_dim) and out.is_contiguous()
         for i in range(2):

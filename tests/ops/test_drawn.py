@@ -88,11 +88,15 @@ def functions() -> dict[str, str]:
     ("old", "new", "changed"),
     [
         ("def short_rows(", "def short_rows(more: int, ", {"softmax"}),
-        ("def short_prompts(", "def short_prompts(more: int, ", {"prefill_attention"}),
-        ("def longest(", "def longest(more: int, ", {"prefill_attention"}),  # which rules call
+        ("def _prompts(", "def _prompts(more: int, ", {"prefill_attention"}),  # which rules call
         ("def short_product_kernel(", "def short_product_kernel(more: int, ", {"hgemm"}),  # which their helper calls
+        (
+            "def mma_product_kernel(",
+            "def mma_product_kernel(more: int, ",
+            {"hgemm"},
+        ),  # of a rule for GPUs before Hopper
         ("\nSHORT = ", "\nSHORT = 1 + ", {"hgemm", "quant_gemm"}),
-        ("\nHOPPER_ONLY = {", '\nHOPPER_ONLY = {"short_prompts", ', {"prefill_attention"}),
+        ("\nHOPPER_ONLY = {", '\nHOPPER_ONLY = {"compact", ', {"prefill_attention"}),
         ('"""Whether `softmax` takes', '"""Says whether `softmax` takes', set()),
         ("\nSHORT = ", "\n# Shorter than that:\nSHORT = ", set()),
         ("def why(", "def why(more: int, ", set()),
@@ -118,6 +122,7 @@ def test_a_rule_is_part_of_the_fingerprints_of_the_ops_whose_kernels_name_it(
         ("functional/best.py", set(FUNCTIONS)),
         ("functional/product_times.py", {"hgemm"}),
         ("functional/product_times.cpp", {"hgemm"}),
+        ("functional/attention_times.py", {"prefill_attention"}),
     ],
 )
 def test_the_code_of_the_choice_is_part_of_the_fingerprints_of_what_uses_it(

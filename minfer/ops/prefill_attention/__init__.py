@@ -318,23 +318,23 @@ FP8 = {"quant": ("fp8",)}
 baselines.register(op)
 op.cuda("v01_naive.cu", params=WHOLE)
 op.cuda("v02_flash.cu", params=WHOLE, requires=heads_of(64, 96, 128, 256, latent=True))
-op.cuda("v03_mma.cu", params=WHOLE, preferred="short_prompts_of_wide_heads")
+op.cuda("v03_mma.cu", params=WHOLE, preferred="mma")
 op.cuda("v04_wgmma.cu", params=WHOLE, archs="sm_90a")
-op.cuda("v05_pingpong.cu", params=WHOLE, archs="sm_90a", preferred="prompts_of_wide_heads")
+op.cuda("v05_pingpong.cu", params=WHOLE, archs="sm_90a", preferred="in_turns")
 op.cuda(
     "v06_no_maximum.cu",
     params=WHOLE,
     archs="sm_90a",
     requires=heads_of(64, 96, 128, latent=True),
-    preferred="latent_prompts",
+    preferred="no_maximum",
 )
-op.cuda("v07_short.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 128), preferred="short_prompts")
+op.cuda("v07_short.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 128), preferred="heads_together")
 op.cuda(
     "v08_compact.cu",
     params=WHOLE,
     archs="sm_90a",
     requires=heads_of(64, 96, 128, latent=True),
-    preferred="very_short_prompts",
+    preferred="compact",
     entries=("sinks",),
 )
 op.cuda("v09_paged.cu", params=PAGED)
@@ -352,7 +352,7 @@ op.cuda(
     params=WHOLE,
     archs="sm_90a",
     requires=heads_of(192, 256, latent=True),
-    preferred="long_prompts_of_wide_heads",
+    preferred="wide_heads",
 )
 op.cuda("v14_key_parts.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 128), preferred="few_tiles")
 op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))

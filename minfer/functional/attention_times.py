@@ -1,0 +1,152 @@
+"""Which kernel takes the least time for attention on an H100 or H200, by models of their times. `preferred.py` and
+`attention.py` use them.
+
+A kernel gives a tile of queries to a thread block, which goes through the keys in blocks. Its time in microseconds is a sum of
+constants of the kernel and the heads, each times one of `parts_of_time`. benchmarks/fit_attention.py fits the constants to
+times of an H200, which benchmarks/attention_times.py took, and says how good the choice is."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+MULTIPROCESSORS = 132  # of an H100 or H200
+DECODE = "decode_attention"  # not a kernel: `attention` calls this function where it is the fastest
+MOST_PACKED = 16  # heads in a tile of v07_short and v08_compact
+ROWS_OF_DECODE, KEYS_OF_DECODE = 8, 64  # rows of queries that decode_attention multiplies at once, and by how many keys
+
+
+class Problem(NamedTuple):
+    """Sequences of equal lengths. `seq_kv` are the keys that the last query sees."""
+
+    batch: int
+    seq_q: int
+    seq_kv: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_dim: int
+    causal: bool
+
+
+class Tile(NamedTuple):
+    rows: int
+    keys: int  # of a block
+    packed: bool  # whether a tile has the queries of several heads that share keys
+
+
+TILES = {
+    "v03_mma": Tile(128, 64, False),
+    "v05_pingpong": Tile(128, 128, False),
+    "v06_no_maximum": Tile(128, 128, False),
+    "v07_short": Tile(128, 64, True),
+    "v08_compact": Tile(128, 64, True),
+    "v13_wide_heads": Tile(128, 128, False),
+}
+# By head_dim and v_dim; in the order of `parts_of_time`, or of `parts_of_decode` for decode_attention.
+CONSTANTS: Mapping[tuple[int, int], Mapping[str, tuple[float, ...]]] = {
+    (64, 64): {
+        "v03_mma": (5.893, 0.9066, 1.343, 0.8378, 0.03806),
+        "v05_pingpong": (6.75, 0.6385, 2.726, 1.403, 0.0),
+        "v06_no_maximum": (11.65, 0.4965, 2.452, 1.069, 0.002768),
+        "v07_short": (10.33, 0.2775, 1.616, 0.612, 0.0),
+        "v08_compact": (7.336, 0.4389, 1.766, 0.8364, 0.0),
+        "decode_attention": (5.558, 1.164, 0.06613, 0.1944, 0.5709),
+    },
+    (96, 96): {
+        "v03_mma": (5.673, 1.258, 1.706, 0.9964, 0.05989),
+        "v05_pingpong": (7.959, 0.8382, 2.99, 1.566, 0.0),
+        "v06_no_maximum": (12.33, 0.5398, 2.608, 1.197, 0.03527),
+        "v08_compact": (7.643, 0.4232, 1.6, 0.931, 0.0),
+        "decode_attention": (5.976, 1.362, 0.7387, 0.0, 1.15),
+    },
+    (128, 128): {
+        "v03_mma": (6.175, 1.342, 1.767, 1.297, 0.07748),
+        "v05_pingpong": (8.228, 0.9715, 3.087, 1.624, 0.01691),
+        "v06_no_maximum": (11.88, 0.6848, 2.761, 1.183, 0.05962),
+        "v07_short": (10.93, 0.3834, 1.908, 0.7139, 0.02328),
+        "v08_compact": (7.268, 0.6182, 1.835, 0.9615, 0.0),
+        "decode_attention": (6.148, 1.023, 0.1694, 0.1769, 1.134),
+    },
+    (192, 128): {
+        "v03_mma": (4.242, 1.2, 2.905, 2.255, 0.0),
+        "v05_pingpong": (8.977, 1.081, 2.734, 1.938, 0.009864),
+        "v06_no_maximum": (12.31, 0.8317, 2.084, 1.69, 0.04107),
+        "v08_compact": (7.671, 0.5453, 1.64, 1.205, 0.0),
+        "v13_wide_heads": (9.4, 0.9473, 3.571, 1.818, 0.02726),
+        "decode_attention": (6.174, 1.527, 0.1545, 0.19, 1.001),
+    },
+    (256, 256): {
+        "v03_mma": (5.965, 2.199, 0.1542, 2.183, 0.1049),
+        "v05_pingpong": (8.35, 2.139, 1.904, 2.501, 0.09577),
+        "v13_wide_heads": (10.93, 1.443, 4.951, 1.912, 0.04255),
+        "decode_attention": (6.596, 1.461, 0.2487, 0.2145, 1.491),
+    },
+}
+
+
+def parts_of_time(of: Problem, tile: Tile) -> tuple[float, ...]:
+    """1; the blocks of keys of the longest tile; the waves of tiles; all blocks of keys for each multiprocessor; and the
+    megabytes of q, k, v and out."""
+    packed = heads_in_tile(of.heads // of.kv_heads) if tile.packed else 1
+    queries = tile.rows // packed
+    tiles = math.ceil(of.seq_q / queries)
+    each = of.batch * of.heads // packed * tiles
+    last = math.ceil(of.seq_kv / tile.keys)
+    seen_by_first = min(of.seq_kv, max(0, of.seq_kv - of.seq_q) + queries) if of.causal else of.seq_kv
+    blocks = each * (math.ceil(seen_by_first / tile.keys) + last) / 2
+    return 1, last, math.ceil(each / MULTIPROCESSORS), blocks / MULTIPROCESSORS, megabytes(of)
+
+
+def heads_in_tile(group: int) -> int:
+    """The largest power of 2 that divides the query heads of a key-value head, up to MOST_PACKED."""
+    return min(MOST_PACKED, group & -group)
+
+
+def parts_of_decode(of: Problem) -> tuple[float, ...]:
+    """1; the waves of key-value heads, times the products of rows with a block of keys that each has; all of these products
+    for each multiprocessor; the megabytes of k and v, and of q and out."""
+    units = of.batch * of.kv_heads
+    products = math.ceil(of.seq_q * (of.heads // of.kv_heads) / ROWS_OF_DECODE)
+    waves = math.ceil(units / MULTIPROCESSORS)
+    all_products = units * products * of.seq_kv / (KEYS_OF_DECODE * MULTIPROCESSORS)
+    cached = megabytes_of_rows(of, units * of.seq_kv)
+    return 1, waves * products, all_products, cached, megabytes(of) - cached
+
+
+def megabytes(of: Problem) -> float:
+    return megabytes_of_rows(of, of.batch * (of.seq_q * of.heads + of.seq_kv * of.kv_heads))
+
+
+def megabytes_of_rows(of: Problem, rows: int) -> float:
+    return 2e-6 * rows * (of.head_dim + of.v_dim)
+
+
+def times(of: Problem) -> dict[str, float]:
+    """The time in microseconds of each kernel that takes such heads, and of decode_attention, which takes up to 16 queries.
+    Heads of 192 with values of 192 count as those of 256, because no model that was timed has them."""
+    dims = (of.head_dim, of.v_dim) if of.head_dim != of.v_dim or of.head_dim != 192 else (256, 256)
+    found = {}
+    for name, constants in CONSTANTS.get(dims, {}).items():
+        parts = parts_of_decode(of) if name == DECODE else parts_of_time(of, TILES[name])
+        found[name] = sum(map(operator.mul, constants, parts))
+    return found
+
+
+@lru_cache(4096)
+def fastest(of: Problem, with_decode: bool = False, *, hopper: bool = True) -> str:
+    """The kernel's name; empty if no kernel takes such heads. With `with_decode` it may be decode_attention. GPUs that are not
+    a `hopper` have v03_mma and decode_attention alone, and nothing was timed there."""
+    able = {name: us for name, us in times(of).items() if (name != DECODE or with_decode)}
+    if not hopper:
+        able = {name: us for name, us in able.items() if name in ("v03_mma", DECODE)}
+    return min(able, key=able.__getitem__, default="")
+
+
+def explained(of: Problem) -> str:
+    """The times of the kernels, least first, such as "v08_compact 12.1 us, v07_short 14.9 us"."""
+    kernels = sorted((us, name) for name, us in times(of).items() if name != DECODE)
+    return ", ".join(f"{name} {us:.1f} us" for us, name in kernels)
