@@ -165,7 +165,7 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     "out at the base before, wide heads": ("prefill_attention-v13_wide_heads", {"sums_rescaled": IF_FALSE}, WRONG),
     "parts of keys without their last block": (
         "prefill_attention-v14_key_parts",
-        {"range": ("blocks * (number + 1) / parts", "blocks * (number + 1) / parts - (number + 1 < parts)")},
+        {"behind_last": ("blocks * (number + 1) / parts", "blocks * (number + 1) / parts - (number + 1 < parts)")},
         WRONG,
     ),
     "parts of keys added without regard to their bases": (

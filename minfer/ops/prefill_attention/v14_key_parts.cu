@@ -39,8 +39,8 @@ struct AllParts {
       part.w.number = -1;
       return part;
     }
-    //@ range
-    part.loaded = {whole.begin + blocks * number / parts, whole.begin + blocks * (number + 1) / parts};
+    part.loaded.begin = whole.begin + blocks * number / parts;  //@ first_block
+    part.loaded.end = whole.begin + blocks * (number + 1) / parts;  //@ behind_last
 #pragma unroll
     for (Span& seen : part.seen)  // an empty one lies at an end of `loaded`
       seen = {min(max(seen.begin, part.loaded.begin), part.loaded.end), min(max(seen.end, part.loaded.begin), part.loaded.end)};
