@@ -74,7 +74,9 @@ PROBLEMS = {
 }
 
 
-def tried(function: Emulated, monkeypatch: pytest.MonkeyPatch, problem: str, layout: str, call: str) -> tuple[float, bytes]:
+def tried(
+    function: Emulated, monkeypatch: pytest.MonkeyPatch, problem: str, layout: str, call: str
+) -> tuple[float, bytes]:
     """The largest error over its bound, NaN if there is one; and the bits of out."""
     multiprocessors, lengths, heads = PROBLEMS[problem]
     monkeypatch.setattr(OP, "calls", CALLS)
@@ -87,7 +89,10 @@ def tried(function: Emulated, monkeypatch: pytest.MonkeyPatch, problem: str, lay
     tensors = spaced(OP, operands)
     function.run_on(multiprocessors)
     function(*tensors.values(), **OP.call(case))
-    expected, results = run_reference(OP, case, fresh.tensors), fresh.tensors | {name: tensors[name] for name in ("out", "lse")}
+    expected, results = (
+        run_reference(OP, case, fresh.tensors),
+        fresh.tensors | {name: tensors[name] for name in ("out", "lse")},
+    )
     found = [compare_output(OP, case, name, results, expected).over_bound for name in ("out", "lse")]
     return float(torch.tensor(found).max()), tensors["out"].numpy().tobytes()
 

@@ -1,13 +1,13 @@
-// v14_key_parts: v07 where few queries over many keys make fewer items than there are multiprocessors: keys are divided.
-// Idea: the blocks of keys of an item are divided into parts, which several thread blocks take (Flash-Decoding, Dao et al.,
-// 2023). A part leaves its sums in memory in fp32, not yet divided, with the base and the sum of its exponentials. A second
-// kernel adds up the parts of each row in their order, and rounds once. So the bits do not depend on which block takes a part.
-// Each thread block of the device finds a part's range itself, because lengths and windows are there. How many parts there are
-// at most follows from the shape (key_parts.h). Where each multiprocessor has an item, v07's own kernel is launched.
-// Expected: 1 x 47 queries x 55343 keys, 32/8 heads of 128, has 16 items; on an H200 each is divided into 8 parts of 109 blocks.
-// Keys and values are 226 MB, which take 53 us at 4.3 TB/s. Both warpgroups of a part multiply for 109 x 1024 cycles, 63 us at
-// 1.75 GHz, and v07 reaches about 3/4 of that rate: 85 us, and 12 for the start and the second kernel. FlashAttention-2, which
-// divides keys, too, takes 220 us, and v06 533.
+// v14_key_parts: v07 with keys in parts, for few queries over many keys, which make fewer items than there are multiprocessors.
+// Idea: an item's blocks of keys are divided into parts, which thread blocks take as items (Flash-Decoding, Dao et al., 2023).
+// A part leaves its sums in memory in fp32, not divided, with the base and the sum of its exponentials. A second kernel adds up
+// the parts of each row in their order, and rounds once. So the bits do not depend on who takes a part. The host chooses how
+// many parts an item has at most, from the shape (key_parts.h). Where the range of a part begins and ends is found on the GPU,
+// which knows lengths: they divide what the item's own rows see. If each multiprocessor has an item, v07's kernel is launched.
+// Expected: 1 x 47 queries x 55343 keys, causal, 32/8 heads of 128, has 16 items. On an H200 each has 8 parts of 109 blocks of
+// keys. The 226 MB of keys and values would take 53 us at 4.3 TB/s. But by the model of v07's times (attention_times.py) both
+// warpgroups take 1.1 us for a block: 120 us, and 17 for the first copies, the stores and the second kernel. 137 us; v06 takes
+// 533, and FlashAttention-2, which divides keys, 220. 1 x 110 x 29456 with 16/8 heads: 80 us, against 295 and 112.
 #include "cuda/attention/parts.cuh"
 #include "cuda/dependent.cuh"
 #include "key_parts.h"
@@ -98,14 +98,16 @@ __global__ void __launch_bounds__(kThreadsOfBlock, 1)
 // columns of a row.
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kCombineThreads)
-    add_parts_of_rows(const __grid_constant__ Attention<T> p, const Order order, int log_packed, int most, const Parts results) {
+    add_parts_of_rows(const __grid_constant__ Attention<T> p, const Order order, int log_packed, int most,
+                      const Parts results) {
   constexpr int kThreadsOfRow = kDim / 4, kRowsOfBlock = kCombineThreads / kThreadsOfRow, kBlocks = kRowsOfItem / kRowsOfBlock;
   const int index = blockIdx.x / kBlocks, row = blockIdx.x % kBlocks * kRowsOfBlock + threadIdx.x / kThreadsOfRow;
   const int column = threadIdx.x % kThreadsOfRow * 4;
   const Item item = item_of(p, index, order, log_packed);
   wait_for_previous();
   const Work& w = item.w;
-  const int query = w.row0 + (row >> log_packed), head = w.head + (row & (1 << log_packed) - 1), batch = p.packed ? 0 : w.number;
+  const int query = w.row0 + (row >> log_packed), head = w.head + (row & (1 << log_packed) - 1);
+  const int batch = p.packed ? 0 : w.number;
   if (!w.exists() || query >= p.rows(w.s)) return;
   const int count = query < w.s.queries ? parts_of(item.loaded.end - item.loaded.begin, most) : 0;  //@ parts_there
   //@ slot
