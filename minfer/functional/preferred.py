@@ -221,6 +221,6 @@ wide_heads = _attends_with("v13_wide_heads")
 
 
 def before_hopper(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v03_mma on GPUs before Hopper: always. Nothing was timed there. On an H200 v03_mma uses the same
-    instructions as there, mma.sync, and triton_flash uses wgmma, so its times on an H200 say nothing about other GPUs."""
+    """Whether `attention` takes v03_mma on GPUs before Hopper: always. Nothing was timed there. On an H200, v03_mma uses the
+    instructions that it has there, mma.sync, but triton_flash uses wgmma, so its times say nothing about other GPUs."""
     return True
