@@ -223,3 +223,9 @@ def few_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 mma, in_turns, no_maximum = _attends_with("v03_mma"), _attends_with("v05_pingpong"), _attends_with("v06_no_maximum")
 heads_together, compact = _attends_with("v07_short"), _attends_with("v08_compact")
 wide_heads = _attends_with("v13_wide_heads")
+
+
+def before_hopper(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` takes v03_mma on GPUs before Hopper: always. Nothing was timed there. On an H200, v03_mma uses the
+    instructions that it has there, mma.sync, but triton_flash uses wgmma, so its times say nothing about other GPUs."""
+    return True

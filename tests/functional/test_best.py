@@ -148,6 +148,15 @@ def test_a_rule_that_was_timed_on_hopper_holds_on_no_other_gpu() -> None:
     assert ["by a rule" in chooser.best(*problem, each, "").why for each in capabilities] == [True, False]
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("tokens", [1, 100, 2048, 8192])  # v03_mma was not measured at 1 x 2048
+def test_gpus_before_hopper_attend_with_mma_sync(tokens: int, head_dim: int) -> None:
+    shape = {"batch": 1, "seq_q": tokens, "seq_kv": tokens, "heads": 32, "kv_heads": 32, "head_dim": head_dim}
+    params = {"layout": "padded", "lengths": "full", "lse": "no", "page": "none", "quant": "none", "call": "causal"}
+    for capability in ((8, 0), (8, 9)):
+        assert chooser.best("prefill_attention", "bfloat16", params, shape, capability, "").kernel == "v03_mma"
+
+
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9)])
 def test_gpus_before_hopper_have_a_rule_for_products(capability: tuple[int, int]) -> None:
     """Each kernel that has such a rule is taken somewhere, and only where it takes the product."""

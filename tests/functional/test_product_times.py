@@ -48,7 +48,7 @@ def test_the_models_are_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_choice_by_models_says_their_times() -> None:
-    for m, n, k, kernels in ((8, 2048, 2048, 3), (100, 2048, 8192, 2), (300, 4096, 4096, 2), (1100, 4096, 4096, 2)):
+    for m, n, k, kernels in ((8, 2048, 2048, 3), (100, 2048, 8192, 3), (300, 4096, 4096, 2), (1100, 4096, 4096, 2)):
         told = product_times.explained(m, n, k, True)
         times = re.findall(r"(v\d+_\w+) ([\d.]+) us", told)
         assert len(times) == kernels and times[0][0] == product_times.fastest(m, n, k, True)
@@ -118,16 +118,16 @@ def test_the_model_chooses_as_well_for_models_that_it_was_not_fitted_to(fp8: boo
 def test_the_kernel_that_matmul_takes_is_near_the_fastest_one() -> None:
     """Where n and k are long it loses less than 0.4 % in the mean, in no range of rows 1 %, and at 1 % of the products more
     than 8 %; always taking v18_fitted loses more than five times as much, and so does v17_one_wave where it takes all
-    products. At 65 to 512 rows v14_small was timed, too, which is not chosen: there it loses less than 0.75 %. Where n or k
+    products. At 65 to 512 rows v14_small was timed, too: there it loses less than 0.7 %. Where n or k
     is short it loses less than 2 %; always taking v18_fitted loses more than five times as much. Where n or k is no
     multiple of 8 it loses less than 2.5 %; always taking v18_fitted, or v22_any_size, loses more than five times as
     much."""
     times, short, unaligned = kernel_times.committed().values()
-    assert len(times) > 14900 and len(short) > 2500 and len(unaligned) > 6700
+    assert len(times) > 14800 and len(short) > 2500 and len(unaligned) > 6700
     loss, beside_small = times.chosen_us / times.fastest_us - 1, times.v14_small.notna()
-    assert (~beside_small).sum() > 9600 and beside_small.sum() > 5300
+    assert (~beside_small).sum() > 9400 and beside_small.sum() > 5300
     assert loss[~beside_small].mean() < 0.004 and (loss[~beside_small] > 0.08).mean() < 0.01
-    assert loss[beside_small].mean() < 0.0075 and (loss[beside_small] > 0.08).mean() < 0.025
+    assert loss[beside_small].mean() < 0.007 and (loss[beside_small] > 0.08).mean() < 0.025
     for some in (loss, loss[~beside_small]):
         of_range = some.groupby(pd.cut(times.m, kernel_times.STARTS, right=False)).mean()
         assert len(of_range) == 9 and of_range.max() < 0.01

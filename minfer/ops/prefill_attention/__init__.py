@@ -318,7 +318,7 @@ FP8 = {"quant": ("fp8",)}
 baselines.register(op)
 op.cuda("v01_naive.cu", params=WHOLE)
 op.cuda("v02_flash.cu", params=WHOLE, requires=heads_of(64, 96, 128, 256, latent=True))
-op.cuda("v03_mma.cu", params=WHOLE, preferred="mma")
+op.cuda("v03_mma.cu", params=WHOLE, preferred="mma", before_hopper="before_hopper")
 op.cuda("v04_wgmma.cu", params=WHOLE, archs="sm_90a")
 op.cuda("v05_pingpong.cu", params=WHOLE, archs="sm_90a", preferred="in_turns")
 op.cuda(
