@@ -24,7 +24,7 @@ OF_PRODUCTS = {"pingpong", "small", "stream_k", "gemv", "skinny", "one_wave", "f
 WORDS, WORDS_OF_A, SINGLE_ELEMENTS = 1_200_000_000, 300_000_000, 200_000_000
 SMALL_B = 24_000_000  # elements up to which v15_gemv is faster than v16_skinny, in the mean
 HOPPER_ONLY = {"gemv", "skinny", "any_size", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_rows"}
-OF_ATTENTION = {"mma", "in_turns", "no_maximum", "heads_together", "compact", "wide_heads"}
+OF_ATTENTION = {"mma", "in_turns", "no_maximum", "heads_together", "compact", "wide_heads", "few_tiles"}
 
 Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
 
@@ -214,15 +214,10 @@ def _attends_with(kernel: str) -> Rule:
     return lambda shape, params: attention_times.fastest(_prompts(shape, params)) == kernel
 
 
-def few_tiles(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v14_key_parts. It was not timed yet, so it is not taken."""
-    return False
-
-
 # Whether `attention` takes a kernel, over keys and values that are in no pages.
 mma, in_turns, no_maximum = _attends_with("v03_mma"), _attends_with("v05_pingpong"), _attends_with("v06_no_maximum")
 heads_together, compact = _attends_with("v07_short"), _attends_with("v08_compact")
-wide_heads = _attends_with("v13_wide_heads")
+wide_heads, few_tiles = _attends_with("v13_wide_heads"), _attends_with("v14_key_parts")
 
 
 def before_hopper(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

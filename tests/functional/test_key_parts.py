@@ -13,6 +13,7 @@ from minfer import ops
 from minfer.bench.errors import compare_output, run_reference
 from minfer.bench.operands import Operands
 from minfer.build import host, toolchain
+from minfer.functional import attention_times
 from minfer.ops import Case, Kernel, prefill_attention
 from tests.emulator import Emulated, compiled
 from tests.emulator.mistakes import KEY_PARTS
@@ -40,6 +41,13 @@ def test_keys_are_divided_where_multiprocessors_would_be_idle(model: ctypes.CDLL
     assert [count(items, 1000, H200) for items in (132, 133, 264, 10**9)] == [1] * 4
     assert [count(16, blocks, H200) for blocks in (0, 1, 7, 8, 12)] == [1, 1, 1, 2, 3]
     assert count(0, 1000, H200) == 1
+
+
+def test_the_model_of_its_time_counts_the_same_parts(model: ctypes.CDLL) -> None:
+    rng = random.Random(2)
+    for _ in range(1000):
+        items, blocks = rng.randint(1, 140), int(2 ** rng.uniform(0, 14))
+        assert attention_times.count_parts(items, blocks) == model.minfer_count_parts(items, blocks, H200)
 
 
 def test_no_other_number_of_parts_ends_sooner_and_none_is_too_short(model: ctypes.CDLL) -> None:
