@@ -44,7 +44,7 @@ from minfer.ops import Case, drawn
 from minfer.ops.prefill_attention import baselines
 
 RESULTS = Path(__file__).resolve().parent / "results"
-KERNELS = ("v03_mma", "v05_pingpong", "v06_no_maximum", "v07_short", "v08_compact", "v13_wide_heads")
+KERNELS = ("v03_mma", "v05_pingpong", "v06_no_maximum", "v07_short", "v08_compact", "v13_wide_heads", "v14_key_parts")
 OURS = (*KERNELS, DECODE)
 OTHERS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
 MOST_TOKENS = {"v03_mma": 2048}

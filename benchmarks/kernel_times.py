@@ -6,24 +6,28 @@
     uv run python benchmarks/kernel_times.py --time --sizes unaligned                 # with an N or K that is no multiple of 8
     uv run python benchmarks/kernel_times.py --time --mma         # of kernels that older GPUs have too, which use mma.sync
 
-The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 12,547 products, in bfloat16 and both layouts, some
-of them timed twice. M is log-uniform and not rounded. There are four sets. In three, with 1 to 32 rows, 33 to 4096, and 1024 to
-8192, N and K are layers of the 24 models of `minfer/ops/models.csv`. In the fourth, of any rows, N or K or both are 8 to 504
-instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a random
-half of the first set, and that of v14_stream_k to a random half of the third. The rules for the fourth were made from all of
-it. When the second set was timed, v18_fitted had 48 of its 59 kinds of tiles. v14_small was timed in the fourth set only. The
-sets were timed in four runs like `--time`, and put together; their column `seed` tells them apart. A fifth set is in
-products-unaligned-nvidia-h200.parquet, as one run with `--sizes unaligned` wrote it: of products with an N or K that is no
-multiple of 8, both from 16 to 8192. The limits in the rules for these were fitted to other products.
+The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 17,483 products, in bfloat16 and both layouts, some
+of them timed twice. M is log-uniform and not rounded. There are five sets. In four, with 1 to 32 rows, 33 to 4096, 1024 to
+8192, and 65 to 512, N and K are layers of the 24 models of `minfer/ops/models.csv`. In another, of any rows, N or K or both are
+8 to 504 instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a
+random half of the first set, that of v14_stream_k to a random half of the third, and its constant for up to 512 rows to random
+halves of the others. The rules for short N or K were made from all products that have one. When the second set was timed,
+v18_fitted had 48 of its 59 kinds of tiles. v14_small was timed where N or K is short, and in the set with 65 to 512 rows, which
+was drawn with `--seed 41`. The sets were timed in five runs like `--time`, and put together; their column `seed` tells them
+apart. A sixth set is in products-unaligned-nvidia-h200.parquet, as one run with `--sizes unaligned` wrote it: of products with
+an N or K that is no multiple of 8, both from 16 to 8192. The limits in the rules for these were fitted to other products.
 
 With --mma it times v23_mma_fitted, which chooses a tile by a model, and the kernels before it, and prints their tables, where
-`chosen` is v23_mma_fitted.
+`chosen` is v23_mma_fitted. benchmarks/results/products-mma-nvidia-h200.parquet is as one such run wrote it, of 3,213 products
+with 1 to 8192 rows, when the model of v23_mma_fitted had no latency yet (`minfer/cuda/gemm/mma_choice.h`). The choice for GPUs
+before Hopper was made from these times alone; no such GPU was timed. In the last table, `chosen` is that choice.
 
 A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables are of products whose N and K are at least 512, of those
-with a shorter one, and of the fifth set. They compare the kernel that `matmul` takes (`chosen`) and the fastest one with
-`torch.mm`: the ratio of speeds in the geometric mean, and the share of products under 0.95. A loss is the chosen kernel's time
-over that of the fastest, minus one. The least of several medians is biased low, so losses are overstated.
+with a shorter one, of the sixth set, and of the kernels with mma.sync. They compare the kernel that `matmul` takes (`chosen`)
+and the fastest one with `torch.mm`: the ratio of speeds in the geometric mean, and the share of products under 0.95. A loss is
+the chosen kernel's time over that of the fastest, minus one. The least of several medians is biased low, so losses are
+overstated.
 """
 
 from __future__ import annotations
@@ -46,11 +50,12 @@ from benchmarks import cold, rows
 from benchmarks.choice import Product
 from minfer import ops
 from minfer.functional import library
-from minfer.functional.preferred import SHORT, product_kernel
+from minfer.functional.preferred import SHORT, mma_product_kernel, product_kernel
 from minfer.ops import drawn
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TIMES, TIMES_UNALIGNED = RESULTS / "products-nvidia-h200.parquet", RESULTS / "products-unaligned-nvidia-h200.parquet"
+TIMES_OF_MMA = RESULTS / "products-mma-nvidia-h200.parquet"
 MOST_ROWS = {"v15_gemv": 8, "v16_skinny": 128, "v17_one_wave": 128, "v20_any_columns": 64, "v21_row_pairs": 1024}
 KERNELS_FOR_ANY = ("v15_gemv", "v17_one_wave", "v18_fitted", "v21_row_pairs")
 KERNELS_FOR_LONG = (*KERNELS_FOR_ANY, "v14_stream_k", "v14_small")
@@ -141,13 +146,12 @@ def timed(path: Path = TIMES) -> pd.DataFrame:
     return pd.read_parquet(path).pivot_table(index=[*Product._fields], columns="kernel", values="us").reset_index()
 
 
-def with_choice(times: pd.DataFrame) -> pd.DataFrame:
-    """The same with `chosen_us`, the time of the kernel that `matmul` takes, and `fastest_us`. A product whose chosen kernel
-    was not timed is left out."""
-    kernels = [name for name in times.columns if name in KERNELS]
+def with_choice(times: pd.DataFrame, choose: Callable[[int, int, int, bool], str] = product_kernel) -> pd.DataFrame:
+    """The same with `chosen_us`, the time of the kernel that `choose` names, by default the one that `matmul` takes, and
+    `fastest_us`. A product whose chosen kernel was not timed is left out."""
+    kernels = [name for name in times.columns if name in {*KERNELS, *KERNELS_OF_MMA}]
     named = [
-        product_kernel(m, n, k, layout == "TN")
-        for m, n, k, layout in zip(times.m, times.n, times.k, times.layout, strict=True)
+        choose(m, n, k, layout == "TN") for m, n, k, layout in zip(times.m, times.n, times.k, times.layout, strict=True)
     ]
     at = [kernels.index(name) if name in kernels else -1 for name in named]
     values = np.column_stack([times[kernels].to_numpy(), np.full(len(times), np.nan)])
@@ -160,6 +164,11 @@ def committed() -> dict[str, pd.DataFrame]:
     times = with_choice(timed())
     is_long = times[["n", "k"]].min(axis=1) >= SHORT
     return dict(zip(SIZES, (times[is_long], times[~is_long], with_choice(timed(TIMES_UNALIGNED))), strict=True))
+
+
+def committed_of_mma() -> pd.DataFrame:
+    """Those of the kernels that use mma.sync, with the choice of GPUs before Hopper."""
+    return with_choice(timed(TIMES_OF_MMA), mma_product_kernel)
 
 
 def lines(of: pd.DataFrame) -> Iterator[str]:
@@ -194,6 +203,7 @@ def main() -> None:
         titles = f"N and K at least {SHORT}", f"N or K under {SHORT}", "N or K is no multiple of 8"
         for title, times in zip(titles, committed().values(), strict=True):
             print(title, *lines(times), sep="\n")
+        print("Kernels with mma.sync, the choice for GPUs before Hopper", *lines(committed_of_mma()), sep="\n")
         return
     device = cold.find_hopper("kernel_times.py --time")
     least, most = arguments.rows

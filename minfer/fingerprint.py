@@ -44,7 +44,8 @@ def fingerprint(kernel: Kernel, arch: str, rules: int) -> str:
     if kernel.backend == "function" or kernel.composes:
         for name in kernel.composes or (kernel.op,):
             kernels = get(name).kernels.values()
-            digest.update(_choices(name, tuple(sorted({each.preferred for each in kernels if each.preferred}))))
+            rules_of = {rule for each in kernels for rule in (each.preferred, each.before_hopper) if rule}
+            digest.update(_choices(name, tuple(sorted(rules_of))))
             for each in kernels:
                 if each.backend in ("cuda", "triton", "cpp"):
                     digest.update(fingerprint(each, arch, rules).encode())

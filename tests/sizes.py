@@ -270,6 +270,14 @@ OF_FILE: dict[str, Shapes] = {
         (1, 200, 5, 1, 1, 256),
         (1, 140, 300, 2, 1, 192, 128),
     ],
+    # An item whose keys are in two parts, of one warpgroup and of two; and as many items as multiprocessors, and more, whose
+    # keys are not divided. Of more parts: test_key_parts.py.
+    "prefill_attention-v14_key_parts": [
+        (1, 3, 700, 16, 1, 64),
+        (1, 70, 900, 1, 1, 128),
+        (2, 5, 600, 1, 1, 64),
+        (1, 65, 65, 6, 2, 64),
+    ],
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.
     "quant_gemm-v07_stream": [(1, 672, 512), (11, 130, 2048), (16, 40, 1024), (3, 250, 5120), (16, 24, 4096)],

@@ -36,6 +36,7 @@ class Tile(NamedTuple):
     rows: int
     keys: int  # of a block
     packed: bool  # whether a tile has the queries of several heads that share keys
+    divided: bool = False  # whether the keys of a tile are divided into parts, as key_parts.h says
 
 
 TILES = {
@@ -45,7 +46,10 @@ TILES = {
     "v07_short": Tile(128, 64, True),
     "v08_compact": Tile(128, 64, True),
     "v13_wide_heads": Tile(128, 128, False),
+    "v14_key_parts": Tile(128, 64, True, True),
 }
+# Of `count_parts` in key_parts.h.
+LEAST_BLOCKS, MOST_PARTS, BLOCKS_BESIDES = 4, 64, 6
 # By head_dim and v_dim; in the order of `parts_of_time`, or of `parts_of_decode` for decode_attention.
 CONSTANTS: Mapping[tuple[int, int], Mapping[str, tuple[float, ...]]] = {
     (64, 64): {
@@ -89,8 +93,8 @@ CONSTANTS: Mapping[tuple[int, int], Mapping[str, tuple[float, ...]]] = {
 
 
 def parts_of_time(of: Problem, tile: Tile) -> tuple[float, ...]:
-    """1; the blocks of keys of the longest tile; the waves of tiles; all blocks of keys for each multiprocessor; and the
-    megabytes of q, k, v and out."""
+    """1; the blocks of keys of the longest tile, or of a part of it; the waves of tiles, or of parts; all blocks of keys for
+    each multiprocessor; and the megabytes of q, k, v and out."""
     packed = heads_in_tile(of.heads // of.kv_heads) if tile.packed else 1
     queries = tile.rows // packed
     tiles = math.ceil(of.seq_q / queries)
@@ -98,7 +102,20 @@ def parts_of_time(of: Problem, tile: Tile) -> tuple[float, ...]:
     last = math.ceil(of.seq_kv / tile.keys)
     seen_by_first = min(of.seq_kv, max(0, of.seq_kv - of.seq_q) + queries) if of.causal else of.seq_kv
     blocks = each * (math.ceil(seen_by_first / tile.keys) + last) / 2
-    return 1, last, math.ceil(each / MULTIPROCESSORS), blocks / MULTIPROCESSORS, megabytes(of)
+    parts = count_parts(each, last) if tile.divided else 1
+    waves = math.ceil(each * parts / MULTIPROCESSORS)
+    return 1, math.ceil(last / parts), waves, blocks / MULTIPROCESSORS, megabytes(of)
+
+
+def count_parts(items: int, blocks: int) -> int:
+    """Into how many parts v14_key_parts divides the keys of each item (`count_parts` of key_parts.h)."""
+    if items >= MULTIPROCESSORS:
+        return 1
+
+    def time(parts: int) -> int:
+        return math.ceil(items * parts / MULTIPROCESSORS) * (math.ceil(blocks / parts) + BLOCKS_BESIDES)
+
+    return min(range(1, min(MOST_PARTS, max(1, blocks // LEAST_BLOCKS)) + 1), key=time)
 
 
 def heads_in_tile(group: int) -> int:

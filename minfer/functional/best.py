@@ -62,7 +62,7 @@ def best(
 
     `dtype` is a name of `minfer.ops.DTYPES`, `params` and `shape` have all of the op's parameters and axes, `capability` is
     the GPU's, None for the CPU; `device` is the GPU's name, empty where it is not known. Of the kernels that support the
-    problem, it is the first that is preferred there (`Kernel.preferred`), else the fastest one at the nearest problem that was
+    problem, it is the first that is preferred there (`rule_name`), else the fastest one at the nearest problem that was
     measured (`distance`). A kernel is not chosen if the axis `Kernel.least_measured` is shorter than in all of its
     measurements. If none of these kernels was measured, it is the last of the ladder that supports the problem. Raises
     ValueError if no kernel supports it."""
@@ -70,7 +70,7 @@ def best(
     sized = tuple(shape.values())
     kernel, entry = of.find(sized)
     if kernel == of.preferred(sized):
-        rule = get(name).kernels[kernel].preferred
+        rule = rule_name(get(name).kernels[kernel], capability)
         return Choice(kernel, f"preferred at this shape, which was not measured, {preferred.why(rule, shape, params)}")
     if entry is None:
         return Choice(kernel, "the last of the ladder that supports this; no kernel that does was measured")
@@ -102,11 +102,18 @@ def chooser(
     return found
 
 
+def rule_name(kernel: Kernel, capability: tuple[int, int] | None) -> str:
+    """The name of the rule by which a kernel is preferred on a GPU of this capability, None for the CPU; empty if there is
+    none."""
+    if kernel.before_hopper and capability is not None and capability < (9, 0):
+        return kernel.before_hopper
+    return "" if kernel.preferred in preferred.HOPPER_ONLY and capability != (9, 0) else kernel.preferred
+
+
 def rule_of(kernel: Kernel, capability: tuple[int, int] | None) -> preferred.Rule | None:
-    """The rule by which a kernel is preferred on a GPU of this capability, None for the CPU."""
-    if not kernel.preferred or (kernel.preferred in preferred.HOPPER_ONLY and capability != (9, 0)):
-        return None
-    found: preferred.Rule = getattr(preferred, kernel.preferred)
+    """That rule, or None."""
+    name = rule_name(kernel, capability)
+    found: preferred.Rule | None = getattr(preferred, name) if name else None
     return found
 
 

@@ -4,8 +4,9 @@
 // these are about equal, somewhat more than either. Those of v20_any_columns and v21_row_pairs differ. Times are in
 // microseconds. v18_fitted chooses its tiles by its model, too. On an H200 the models for up to 64 rows were fitted to half of
 // 4,000 cold timings of random products with up to 32 rows; of the others that of v17_one_wave to 984 and that of v21_row_pairs
-// to 1,037. That of v14_stream_k was fitted to half of 1,059 ratios of its time to v18_fitted's. benchmarks/kernel_times.py has
-// these times, and says how good the choice is.
+// to 1,037. That of v14_stream_k was fitted to half of 1,059 ratios of its time to v18_fitted's; for up to 512 rows its rate of
+// the memory was fitted to half of its times. That of v14_small was fitted to all of its times in one wave with 65 to 512 rows.
+// benchmarks/kernel_times.py has these times, and says how good the choice is.
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -122,6 +123,32 @@ double row_pairs(const Product& p) {
   return 4.96 + ((p.k + 63) / 64 * step + 1031 + 0.135 * area) / kCyclesPerUs;
 }
 
+// The smallest tiles of which all run at once; where k is long, two blocks below each other share columns of b
+// (v14_small.cu). Fitted with up to 512 rows, but above 128 the choice gained nothing by it. Rows of tiles that lie outside of
+// the matrix take time, too.
+double small(const Product& p) {
+  if (p.m <= kFewRows || p.m > 128 || p.n % 8 != 0 || p.k % 8 != 0) return INFINITY;
+  struct Tile {
+    int rows, cols;
+    bool pair;
+  };
+  constexpr Tile kTiles[] = {{64, 64, false},  {64, 128, false}, {128, 128, false}, {128, 192, false},
+                             {64, 64, true},   {64, 96, true},   {64, 128, true}};
+  for (const Tile& tile : kTiles) {
+    if ((p.k > 2048 && !tile.pair) || (!p.tn && tile.cols == 96)) continue;
+    const int down = (p.m + tile.rows - 1) / tile.rows, blocks = down * ((p.n + tile.cols - 1) / tile.cols);
+    if (blocks > kAtOnce[0]) continue;
+    const int high = std::min(tile.rows, p.m), outside = down > 1 ? down * tile.rows - p.m : 0;
+    const double to_sm = 128.0 * (high + tile.cols), of_l2 = 128 * (high + tile.cols / (tile.pair ? 2.0 : 1));
+    const double longest = fourth(tile.rows * tile.cols / 32.0 * 0.917) + fourth(to_sm / 90.05 + 1.86 * outside) +
+                           fourth(blocks * of_l2 / 6312);
+    const double step = (std::sqrt(std::sqrt(longest)) - 27.6) * (p.tn ? 1 : 0.978);
+    const double body = ((p.k + 63) / 64 * step + 3075) / kCyclesPerUs;
+    return 4.46 + std::cbrt(cube(body) + cube(bytes_of(p) / 5.08e6));
+  }
+  return INFINITY;
+}
+
 // A pair of blocks has tiles of 256 x 256, and those of the last wave are divided (`deal_out` of v14_stream_k.cu). With fewer
 // tiles than pairs, some pairs would have nothing to do.
 double stream_k(const Product& p) {
@@ -137,8 +164,9 @@ double stream_k(const Product& p) {
     if (own + takes < steps - 1) of_pair = whole * steps + own + takes, dealt = 2.34;
   }
   const double body = 1024 * of_pair / kCyclesPerUs * 1.194 + 0.112 * waves + dealt;
-  const double memory = bytes_of(p) / 3.416e6 + 2.84;
-  return 4.54 + std::cbrt(cube(body) + cube(memory));
+  // At few rows, the second form is up to 17 % too slow.
+  if (p.m <= 512) return 4.54 + std::sqrt(std::sqrt(fourth(body) + fourth(bytes_of(p) / 5.215e6 + 2.84)));
+  return 4.54 + std::cbrt(cube(body) + cube(bytes_of(p) / 3.416e6 + 2.84));
 }
 
 struct Model {
@@ -149,7 +177,7 @@ struct Model {
 // Of equal times the first is taken.
 constexpr Model kModels[] = {
     {"v18_fitted", fitted},     {"v17_one_wave", one_wave},       {"v21_row_pairs", row_pairs},
-    {"v14_stream_k", stream_k}, {"v20_any_columns", any_columns}, {"v15_gemv", gemv},
+    {"v14_stream_k", stream_k}, {"v20_any_columns", any_columns}, {"v15_gemv", gemv},       {"v14_small", small},
 };
 
 }  // namespace

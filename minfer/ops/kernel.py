@@ -58,6 +58,7 @@ class Kernel:
     preferred: str = (
         ""  # a rule of `minfer.functional.preferred`: the kernel is taken where it holds and nothing was measured
     )
+    before_hopper: str = ""  # such a rule for GPUs before Hopper, where it takes the place of `preferred`
     entries: tuple[str, ...] = ()  # further torch ops that it registers, named as its own with `_<entry>` behind
     early: bool = False  # `minfer.functional.early` calls it, by its first entry if it has one
 

@@ -210,6 +210,16 @@ SEEDED: tuple[str, dict[str, Edit]] = (
         "logits": ("row * p.stride", "0"),
     },
 )
+# And tests/functional/test_key_parts.py, one at a time.
+KEY_PARTS: tuple[str, dict[str, Edit]] = (
+    "prefill_attention-v14_key_parts",
+    {
+        "first_block": ("whole.begin + blocks * number / parts", "blocks * number / parts"),
+        "no_key": ("online.base[r] != -INFINITY", "true"),
+        "parts_there": ("parts_of(item.loaded.end - item.loaded.begin, most)", "most"),
+        "slot": ("index * most + part", "part"),
+    },
+)
 SINKS: tuple[str, dict[str, Edit]] = "prefill_attention-v08_compact", {"sink": ("kLog2E", "1.0f")}
 # And the emulator test of the entries of early products of packed weights.
 GATED: tuple[str, dict[str, Edit]] = "quant_gemm-v10_early", {"gate": ("sum / (1.0f + __expf(-sum))", "sum")}

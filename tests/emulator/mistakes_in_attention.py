@@ -194,6 +194,16 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "values of pieces behind the last one as they are": ("prefill_attention-v13_wide_heads", {"clear_tail": ""}, WRONG),
     "out at the base before, wide heads": ("prefill_attention-v13_wide_heads", {"sums_rescaled": IF_FALSE}, WRONG),
+    "parts of keys without their last block": (
+        "prefill_attention-v14_key_parts",
+        {"behind_last": ("blocks * (number + 1) / parts", "blocks * (number + 1) / parts - (number + 1 < parts)")},
+        WRONG,
+    ),
+    "parts of keys added without regard to their bases": (
+        "prefill_attention-v14_key_parts",
+        {"weight": ("exp2_approx(stats[i].x - zero)", "1.0f")},
+        WRONG,
+    ),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),
     "exponentials replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
     "parts added without regard to their bases": (

@@ -13,7 +13,7 @@ from minfer.build import toolchain
 from minfer.fingerprint import _meaning
 from minfer.ops import PACKAGE, Kernel
 from tests.emulator import Emulated, KernelError, compiled, planted
-from tests.emulator.mistakes import BROKEN, GATED, SCORED, SEEDED, SINKS, WHOLE, WIDE, WIDER
+from tests.emulator.mistakes import BROKEN, GATED, KEY_PARTS, SCORED, SEEDED, SINKS, WHOLE, WIDE, WIDER
 from tests.emulator.planting import IF_FALSE, IF_TRUE, MARKER, Edit, check_markers, plant
 
 pytestmark = [
@@ -74,6 +74,7 @@ def test_all_mistakes_find_their_markers_and_all_markers_have_mistakes() -> None
     used = set()
     for file, edits in [(file, edits) for file, edits, _ in BROKEN.values()] + [
         WHOLE,
+        KEY_PARTS,
         SCORED,
         SEEDED,
         SINKS,

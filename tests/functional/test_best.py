@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from minfer import ops
+from minfer.functional import ahead, library
 from minfer.functional import best as chooser
-from minfer.functional import library
 from minfer.ops.axes import Ragged
 from tests.functional import by_sorting
 
@@ -142,9 +142,68 @@ def test_a_rule_that_was_timed_on_hopper_holds_on_no_other_gpu() -> None:
     assert found.keys() == chooser.preferred.HOPPER_ONLY
     for kernel in found.values():
         assert kernel.builds_for("sm_80") and chooser.rule_of(kernel, (9, 0))
-        assert not any(chooser.rule_of(kernel, each) for each in ((8, 0), (10, 0), None))
+        assert chooser.rule_name(kernel, (8, 0)) == kernel.before_hopper != kernel.preferred
+        assert not any(chooser.rule_of(kernel, each) for each in ((10, 0), None))
     problem, capabilities = ("layernorm", "bfloat16", {}, {"tokens": 398, "hidden": 7168}), ((9, 0), (8, 0))
     assert ["by a rule" in chooser.best(*problem, each, "").why for each in capabilities] == [True, False]
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("tokens", [1, 100, 2048, 8192])  # v03_mma was not measured at 1 x 2048
+def test_gpus_before_hopper_attend_with_mma_sync(tokens: int, head_dim: int) -> None:
+    shape = {"batch": 1, "seq_q": tokens, "seq_kv": tokens, "heads": 32, "kv_heads": 32, "head_dim": head_dim}
+    params = {"layout": "padded", "lengths": "full", "lse": "no", "page": "none", "quant": "none", "call": "causal"}
+    for capability in ((8, 0), (8, 9)):
+        assert chooser.best("prefill_attention", "bfloat16", params, shape, capability, "").kernel == "v03_mma"
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9)])
+def test_gpus_before_hopper_have_a_rule_for_products(capability: tuple[int, int]) -> None:
+    """Each kernel that has such a rule is taken somewhere, and only where it takes the product."""
+
+    def chosen(
+        *sizes: int, layout: str = "TN", sums: str = "float32", on: tuple[int, int] = capability
+    ) -> chooser.Choice:
+        shape = dict(zip("mnk", sizes, strict=True))
+        return chooser.best("hgemm", "float16", {"layout": layout, "accumulate": sums}, shape, on, "NVIDIA L40S")
+
+    wanted = {(1, 4096, 4096): "v15_gemv", (8, 2880, 2048): "v15_gemv", (8, 28672, 4096): "v16_skinny"}
+    wanted |= {(9, 2880, 2048): "v16_skinny", (64, 152064, 4096): "v16_skinny", (128, 16896, 4096): "v16_skinny"}
+    wanted |= dict.fromkeys(
+        [(65, 16904, 512), (129, 512, 512), (300, 4096, 4096), (8192, 8192, 8192)], "v23_mma_fitted"
+    )
+    for sizes, kernel in wanted.items():
+        choice = chosen(*sizes)
+        assert choice.kernel == kernel and "by a rule, mma_" in choice.why, (sizes, choice)
+        assert chosen(*sizes, on=(9, 0)).kernel != "v23_mma_fitted" and "mma_" not in chosen(*sizes, on=(10, 0)).why
+    assert chosen(8, 4096, 4096, layout="NN").kernel == "v16_skinny"
+    others = [(0, 4096, 4096), (300, 4100, 4096), (300, 4096, 4100), (300, 504, 4096), (300, 4096, 504), (1, 64, 64)]
+    assert not any("by a rule" in chosen(*sizes).why for sizes in others)
+    assert "by a rule" not in chosen(300, 4096, 4096, sums="float16").why
+    kernels = {x.name for x in ops.get("hgemm").kernels.values() if x.before_hopper}
+    assert (
+        kernels
+        == set(wanted.values())
+        <= {x.name for x in ahead.choosable("hgemm", f"sm_{capability[0]}{capability[1]}")}
+    )
+    for kernel in kernels:
+        assert not chooser.rule_of(ops.get("hgemm").kernels[kernel], (10, 0))
+        assert not chooser.rule_of(ops.get("hgemm").kernels[kernel], None)
+
+
+def test_a_product_that_was_measured_needs_no_rule_before_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {
+        "arch": "sm_89",
+        "device": "NVIDIA L40S",
+        "dtype": "float16",
+        "kernels": {"v07_tuned": 8.0, "v23_mma_fitted": 9.0},
+    }
+    params, shape = {"layout": "TN", "accumulate": "float32"}, {"m": 300, "n": 4096, "k": 4096}
+    monkeypatch.setattr(chooser, "table", lambda: {"hgemm": [entry | {"params": params, "shape": shape}]})
+    found = {
+        m: chooser.best("hgemm", "float16", params, shape | {"m": m}, (8, 9), "NVIDIA L40S").kernel for m in (300, 301)
+    }
+    assert found == {300: "v07_tuned", 301: "v23_mma_fitted"}
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_the_models_are_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_choice_by_models_says_their_times() -> None:
-    for m, n, k, kernels in ((8, 2048, 2048, 3), (100, 2048, 8192, 2), (300, 4096, 4096, 2), (1100, 4096, 4096, 2)):
+    for m, n, k, kernels in ((8, 2048, 2048, 3), (100, 2048, 8192, 3), (300, 4096, 4096, 2), (1100, 4096, 4096, 2)):
         told = product_times.explained(m, n, k, True)
         times = re.findall(r"(v\d+_\w+) ([\d.]+) us", told)
         assert len(times) == kernels and times[0][0] == product_times.fastest(m, n, k, True)
@@ -116,16 +116,21 @@ def test_the_model_chooses_as_well_for_models_that_it_was_not_fitted_to(fp8: boo
 
 
 def test_the_kernel_that_matmul_takes_is_near_the_fastest_one() -> None:
-    """Where n and k are long it loses 0.3 % in the mean, in no range of rows 1 %, and at 1 % of the products more than 8 %;
-    always taking v18_fitted loses more than five times as much, and so does v17_one_wave where it takes all products. Where
-    n or k is short it loses less than 2 %; always taking v18_fitted loses more than five times as much. Where n or k is no
-    multiple of 8 it loses less than 2.5 %; always taking v18_fitted, or v22_any_size, loses more than five times as much."""
+    """Where n and k are long it loses less than 0.4 % in the mean, in no range of rows 1 %, and at 1 % of the products more
+    than 8 %; always taking v18_fitted loses more than five times as much, and so does v17_one_wave where it takes all
+    products. At 65 to 512 rows v14_small was timed, too: there it loses less than 0.7 %. Where n or k
+    is short it loses less than 2 %; always taking v18_fitted loses more than five times as much. Where n or k is no
+    multiple of 8 it loses less than 2.5 %; always taking v18_fitted, or v22_any_size, loses more than five times as
+    much."""
     times, short, unaligned = kernel_times.committed().values()
-    assert len(times) > 9900 and len(short) > 2500 and len(unaligned) > 6700
-    loss = times.chosen_us / times.fastest_us - 1
-    assert loss.mean() < 0.004 and (loss > 0.08).mean() < 0.01
-    of_range = loss.groupby(pd.cut(times.m, kernel_times.STARTS, right=False)).mean()
-    assert len(of_range) == 9 and of_range.max() < 0.01
+    assert len(times) > 14800 and len(short) > 2500 and len(unaligned) > 6700
+    loss, beside_small = times.chosen_us / times.fastest_us - 1, times.v14_small.notna()
+    assert (~beside_small).sum() > 9400 and beside_small.sum() > 5300
+    assert loss[~beside_small].mean() < 0.004 and (loss[~beside_small] > 0.08).mean() < 0.01
+    assert loss[beside_small].mean() < 0.007 and (loss[beside_small] > 0.08).mean() < 0.025
+    for some in (loss, loss[~beside_small]):
+        of_range = some.groupby(pd.cut(times.m, kernel_times.STARTS, right=False)).mean()
+        assert len(of_range) == 9 and of_range.max() < 0.01
     for kernel, rows in (("v18_fitted", 8192), ("v17_one_wave", 64)):
         always, some = times[kernel] / times.fastest_us - 1, times.m <= rows
         assert always[some].mean() > 5 * loss[some].mean(), kernel
@@ -137,9 +142,22 @@ def test_the_kernel_that_matmul_takes_is_near_the_fastest_one() -> None:
         assert (unaligned[kernel] / unaligned.fastest_us - 1).mean() > 5 * loss.mean(), kernel
 
 
+def test_the_kernel_for_gpus_before_hopper_was_near_the_fastest_one_on_an_h200() -> None:
+    """It loses less than 3 % in the mean, and in no range of rows 5 %. Always taking v23_mma_fitted loses more than twice as
+    much, and each other kernel more than half as much again, where it takes all products."""
+    times = kernel_times.committed_of_mma()
+    assert len(times) == 3213
+    loss = times.chosen_us / times.fastest_us - 1
+    of_range = loss.groupby(pd.cut(times.m, kernel_times.STARTS, right=False)).mean()
+    assert loss.mean() < 0.03 and len(of_range) == 9 and of_range.max() < 0.05
+    for kernel in kernel_times.KERNELS_OF_MMA:
+        always, some = times[kernel] / times.fastest_us - 1, times[kernel].notna()
+        assert always[some].mean() > (2 if kernel == "v23_mma_fitted" else 1.5) * loss[some].mean(), kernel
+
+
 def test_the_page_has_the_figures_of_the_committed_times() -> None:
     page = (ROOT / "docs" / "hgemm.md").read_text()
-    for times in kernel_times.committed().values():
+    for times in (*kernel_times.committed().values(), kernel_times.committed_of_mma()):
         *ranges, total = [line.split() for line in kernel_times.lines(times)][1:]
         for rows, count, chosen, fastest, under, _, loss, *_ in ranges:
             cells = rows.replace("-", "–"), f"{int(count):,}", chosen, fastest, f"{under} %", f"{loss} %"

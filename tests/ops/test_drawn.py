@@ -90,6 +90,11 @@ def functions() -> dict[str, str]:
         ("def short_rows(", "def short_rows(more: int, ", {"softmax"}),
         ("def _prompts(", "def _prompts(more: int, ", {"prefill_attention"}),  # which rules call
         ("def short_product_kernel(", "def short_product_kernel(more: int, ", {"hgemm"}),  # which their helper calls
+        (
+            "def mma_product_kernel(",
+            "def mma_product_kernel(more: int, ",
+            {"hgemm"},
+        ),  # of a rule for GPUs before Hopper
         ("\nSHORT = ", "\nSHORT = 1 + ", {"hgemm", "quant_gemm"}),
         ("\nHOPPER_ONLY = {", '\nHOPPER_ONLY = {"compact", ', {"prefill_attention"}),
         ('"""Whether `softmax` takes', '"""Says whether `softmax` takes', set()),

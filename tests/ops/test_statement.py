@@ -79,6 +79,7 @@ def test_a_kernel_that_states_no_dtypes_is_told_how(plan: Callable[..., cases.Pl
 @pytest.fixture
 def plan(tmp_path: Path) -> Iterator[Callable[..., cases.Plan]]:
     """The plan of a request for the section's op, with a piece of it replaced; all is forgotten after the test."""
+    ops.every_kernel()  # loads all ops: a module that is loaded does not register its op again
     before = dict(REGISTERED)
 
     def planned(old: str = "", new: str = "", op: str = "scale_rows", **changes: Any) -> cases.Plan:
@@ -203,6 +204,7 @@ def paste_worked(folder: Path) -> None:
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[ops.Op]:
     """The op of the worked example; all is forgotten after the test."""
+    ops.every_kernel()  # loads all ops: a module that is loaded does not register its op again
     before = dict(REGISTERED)
     paste_worked(tmp_path)
     load(str(tmp_path / "running.py"))

@@ -1,5 +1,7 @@
 // Which tile hgemm's v23_mma_fitted takes for a product, and into how many parts it divides k. A model of the time decides. It
-// counts waves of blocks, multiply-adds, and bytes from memory and from the L2, with the rates of the GPU at hand.
+// counts waves of blocks, multiply-adds, bytes from memory and from the L2, and the latency of copies, with the rates of the GPU
+// at hand. The latency, and the rates of an H200, were fitted to cold times of v07_tuned, v16_skinny and v23_mma_fitted at 3,213
+// random products on an H200 (benchmarks/kernel_times.py). When v23 was timed there, its model had no latency.
 #pragma once
 
 #include <algorithm>
@@ -41,11 +43,11 @@ struct MmaDevice {
   double bytes_per_us, cycles_per_us;  // of memory; of a multiprocessor
 
   // Multiply-adds a cycle of an SM, by mma.sync in half precision with fp32 sums. Of an A100 and an L40S by NVIDIA's white
-  // papers, of an H200 as measured. Of others as of an L40S, which is a guess: a GeForce of sm_86 or sm_89 has half.
-  double multiply_adds() const { return arch == 80 ? 1024 : arch == 90 ? 1380 : 512; }
-  // Bytes a cycle from the L2, for each SM while all read. Of an A100 by its white paper, of an H200 as measured, of others a
+  // papers, of an H200 as fitted. Of others as of an L40S, which is a guess: a GeForce of sm_86 or sm_89 has half.
+  double multiply_adds() const { return arch == 80 ? 1024 : arch == 90 ? 1075 : 512; }
+  // Bytes a cycle from the L2, for each SM while all read. Of an A100 by its white paper, of an H200 as fitted, of others a
   // guess.
-  double l2_bytes() const { return arch == 80 ? 47 : arch == 90 ? 28 : 14; }
+  double l2_bytes() const { return arch == 80 ? 47 : arch == 90 ? 31 : 14; }
 };
 
 struct MmaChoice {
@@ -68,6 +70,7 @@ inline double mma_us(const MmaDevice& gpu, const MmaTile& tile, int parts, int64
   constexpr double kLaunch = 5;         // microseconds
   constexpr double kFill = 1500;        // cycles of a wave before its first product
   constexpr double kStage = 40;         // cycles that a stage takes besides: its barrier
+  constexpr double kLatency = 1500;     // cycles from a copy's start to its end, of an H200 under load
   constexpr double kMostOfL2 = 64;      // bytes a cycle that a single SM can take from the L2
   constexpr double kMeet = 2500;        // cycles until the last part knows that it is the last
   constexpr double kOfMemory = 0.85;    // share of the memory's rate
@@ -77,7 +80,9 @@ inline double mma_us(const MmaDevice& gpu, const MmaTile& tile, int parts, int64
   // Cycles of a wave: `on_sm` blocks on each of `busy` SMs.
   const auto wave = [&](int64_t on_sm, int64_t busy) {
     const double arrive = operands * on_sm / std::min(kMostOfL2, gpu.l2_bytes() * gpu.sms / busy);
-    const double stage = longer(area * tile.deep / gpu.multiply_adds() * on_sm, arrive) + kStage / on_sm;
+    const double busiest = longer(area * tile.deep / gpu.multiply_adds() * on_sm, arrive);
+    const double copies = kLatency / (tile.stages - 1);  // the copy of a stage starts so many stages before its products
+    const double stage = longer(busiest, copies) + kStage / on_sm;
     return stages * stage + kFill + 4 * area * on_sm / kMostOfL2;  // and 4 bytes of each sum are written
   };
   const int64_t on_sm = tile.blocks_on_sm(gpu.shared), at_once = on_sm * gpu.sms, rest = blocks % at_once;

@@ -328,7 +328,7 @@ COPIED = both(heads_of(64, 96, 128, latent=True), copied_at_once)
 baselines.register(op)
 op.cuda("v01_naive.cu", params=WHOLE)
 op.cuda("v02_flash.cu", params=WHOLE, requires=heads_of(64, 96, 128, 256, latent=True))
-op.cuda("v03_mma.cu", params=WHOLE, preferred="mma")
+op.cuda("v03_mma.cu", params=WHOLE, preferred="mma", before_hopper="before_hopper")
 op.cuda("v04_wgmma.cu", params=WHOLE, archs="sm_90a")
 op.cuda("v05_pingpong.cu", params=WHOLE, archs="sm_90a", preferred="in_turns")
 op.cuda(
@@ -367,6 +367,7 @@ op.cuda(
     requires=heads_of(192, 256, latent=True),
     preferred="wide_heads",
 )
+op.cuda("v14_key_parts.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 128), preferred="few_tiles")
 op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp", params=WHOLE)
 op.cpp("cpu_naive.cpp", name="cpu_naive_paged", params=PAGED)

@@ -22,33 +22,35 @@ struct Item {
   Span loaded, seen[kWarpgroups];  // blocks of keys: those that are copied, and those of them that each warpgroup multiplies
 };
 
+template <typename Item>
 struct Slots {
   Item items[kSlots];
   uint64_t full[kSlots], empty[kSlots];
 };
 
-// A block's shared memory and barriers.
-template <typename T_, int kDim_>
+// A block's shared memory and barriers. An Item may be derived from the one above.
+template <typename T_, int kDim_, typename Item_ = Item>
 struct ShortTiles {
   using T = T_;
+  using Item = Item_;
   static constexpr int kDim = kDim_, kDimV = kDim, kBlockN = kKeys, kSlabs = kDim / 64, kSlabsV = kSlabs;
   static constexpr int kOutSlabs = kSlabs, kOutSlab = kRowsOfWarp * 64;
   static constexpr int kStages = kDim == 64 ? 8 : 5;
   static constexpr int kQ = kRows * kDim, kKV = kKeys * kDim, kV = kKV, kOut = kRowsOfItem * kDim;  // elements
   static constexpr int kBarriers = 2 * kWarpgroups + 4 * kStages;
   static constexpr int kBytes = (kWarpgroups * kQ + 2 * kStages * kKV + kOut) * sizeof(T) +
-                                kBarriers * sizeof(uint64_t) + sizeof(Slots);
+                                kBarriers * sizeof(uint64_t) + sizeof(Slots<Item>);
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
   T *q, *k, *v, *out;
   uint64_t *full_q, *empty_q, *full_k, *empty_k, *full_v, *empty_v;
-  Slots* slots;
+  Slots<Item>* slots;
 
   __device__ explicit ShortTiles(unsigned char* shared)
       : q(reinterpret_cast<T*>(shared)), k(q + kWarpgroups * kQ), v(k + kStages * kKV), out(v + kStages * kKV),
         full_q(reinterpret_cast<uint64_t*>(out + kOut)), empty_q(full_q + kWarpgroups), full_k(empty_q + kWarpgroups),
         empty_k(full_k + kStages), full_v(empty_k + kStages), empty_v(full_v + kStages),
-        slots(reinterpret_cast<Slots*>(empty_v + kStages)) {}
+        slots(reinterpret_cast<Slots<Item>*>(empty_v + kStages)) {}
 
   // One thread calls it.
   __device__ void init() const {
@@ -125,18 +127,32 @@ __device__ Item item_of(const P& p, int index, const Order& order, int log_packe
   return item;
 }
 
+// All items, of which some may not exist.
+template <typename P>
+struct Items {
+  const P& p;
+  const Order& order;
+  const int log_packed;
+
+  __device__ int count() const { return order.pieces(); }
+  __device__ Item operator[](int index) const { return item_of(p, index, order, log_packed); }
+};
+template <typename P>
+Items(const P&, const Order&, int) -> Items<P>;
+
 // Takes items for the copying thread and the consumers, until there are none. The first item of a thread block has the block's
 // own number. `drawn` counts the others that all blocks have taken; the last one wraps it to zero. A whole warp calls it.
-template <typename T, int kDim, typename P>
-__device__ void take_items(const ShortTiles<T, kDim>& tile, const P& p, const Order& order, int log_packed, unsigned* drawn) {
+template <typename Tile, typename All>
+__device__ void take_items(const Tile& tile, const All& all, unsigned* drawn) {
   const bool is_first_lane = threadIdx.x % 32 == 0;
   int index = blockIdx.x;
   for (Ring<kSlots> slot;; slot.advance()) {
     barrier_wait(tile.slots->empty + slot.stage, slot.parity ^ 1);
-    Item item{{-1, 0, 0, {}, 0, 0}, {0, 0}, {}};
-    while (index < order.pieces() && !item.w.exists()) {
-      item = item_of(p, index, order, log_packed);
-      if (is_first_lane) index = gridDim.x + atomicInc(drawn, order.pieces() - 1);
+    typename Tile::Item item{};
+    item.w.number = -1;
+    while (index < all.count() && !item.w.exists()) {
+      item = all[index];
+      if (is_first_lane) index = gridDim.x + atomicInc(drawn, all.count() - 1);
       index = __shfl_sync(0xffffffff, index, 0);
     }
     if (is_first_lane) {
@@ -148,16 +164,14 @@ __device__ void take_items(const ShortTiles<T, kDim>& tile, const P& p, const Or
 }
 
 // Copies the operands of one item after the other. One thread calls it.
-template <typename T, int kDim>
-__device__ void copy_items(const ShortTiles<T, kDim>& tile, const Attention<T>& p, const AttentionMaps& maps,
-                           int log_packed) {
-  using Tile = ShortTiles<T, kDim>;
+template <typename Tile, typename T>
+__device__ void copy_items(const Tile& tile, const Attention<T>& p, const AttentionMaps& maps, int log_packed) {
   tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
   Ring<Tile::kStages> keys, values;
   uint32_t parity_of_q[kWarpgroups] = {};
   for (Ring<kSlots> slot;; slot.advance()) {
     barrier_wait(tile.slots->full + slot.stage, slot.parity);
-    const Item& item = tile.slots->items[slot.stage];
+    const typename Tile::Item& item = tile.slots->items[slot.stage];
     const Work& w = item.w;
     if (!w.exists()) return;
     const int batch = p.packed ? 0 : w.number, head = p.kv_head(w.head);

@@ -1,4 +1,4 @@
-// What v07_short and v11_paged_short share: the work of their consumer warpgroups.
+// What v07_short, v11_paged_short and v14_key_parts share: the work of their consumer warpgroups.
 #pragma once
 
 #include "short_items.cuh"
@@ -6,9 +6,9 @@
 namespace minfer {
 
 // The registers of a consumer warpgroup, and its loop.
-template <typename T, int kDim>
-struct Consumer : Rows64<ShortTiles<T, kDim>> {
-  using Tile = ShortTiles<T, kDim>;
+template <typename T, int kDim, typename Item = minfer::Item>
+struct Consumer : Rows64<ShortTiles<T, kDim, Item>> {
+  using Tile = ShortTiles<T, kDim, Item>;
   using Base = Rows64<Tile>;
   using typename Base::Exponentials, typename Base::Scores;
   using Base::factor, Base::online, Base::out, Base::p, Base::release, Base::tiles, Base::warpgroup;
@@ -157,7 +157,9 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
     }
   }
 
-  __device__ void attend(const AttentionMaps& maps) {
+  // Calls store(item) for each item, when its sums are in the registers.
+  template <typename Store>
+  __device__ void attend_each(Store store) {
     for (Ring<kSlots> slot;; slot.advance()) {
       barrier_wait(tiles.slots->full + slot.stage, slot.parity);
       const Item& item = tiles.slots->items[slot.stage];  // a reference: it stays in shared memory and takes no registers
@@ -167,10 +169,14 @@ struct Consumer : Rows64<ShortTiles<T, kDim>> {
       skip(item.loaded.end - seen.end);
       if (seen.begin < seen.end) add_tile(item.w, seen);
       skip(seen.begin - item.loaded.begin);
-      store(maps, item.w);
+      store(item);
       __syncwarp();
       release(tiles.slots->empty + slot.stage);
     }
+  }
+
+  __device__ void attend(const AttentionMaps& maps) {
+    attend_each([&](const Item& item) { store(maps, item.w); });
     if (threadIdx.x % 32 == 0) tma_store_wait<0>();
   }
 

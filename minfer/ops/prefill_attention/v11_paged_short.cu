@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreadsOfBlock, 1)
   if (warpgroup_index() == kWarpgroups) {
     registers_down<kFewRegisters>();
     const int warp = threadIdx.x / 32 - kWarpgroups * 4;
-    if (warp == 1) take_items(tile, p, order, log_packed, counters);
+    if (warp == 1) take_items(tile, Items{p, order, log_packed}, counters);
     else if (warp == 0) copy_boxes(tile, p, maps, log_packed, log_box);
     return;
   }

@@ -1,0 +1,27 @@
+// Into how many parts v14_key_parts divides the keys of an item.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace minfer {
+
+constexpr int kLeastBlocks = 4;  // of 64 keys: of a part
+constexpr int kMostParts = 64;
+constexpr int kBlocksBesides = 6;  // what a part takes besides, in blocks: its first copies, its store, its addition
+
+// The number of parts of each of `items`, the longest of which sees `blocks` of keys: a pure function. It is 1 if there is an
+// item for each multiprocessor. Else it is the one with which all waves of parts take the least time, and of several the least.
+inline int count_parts(int64_t items, int64_t blocks, int multiprocessors) {
+  if (items >= multiprocessors) return 1;
+  const int64_t most = std::clamp<int64_t>(blocks / kLeastBlocks, 1, kMostParts);
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t parts = 1; parts <= most; ++parts) {
+    const int64_t waves = (items * parts + multiprocessors - 1) / multiprocessors;
+    const int64_t time = waves * ((blocks + parts - 1) / parts + kBlocksBesides);
+    if (time < least) least = time, best = parts;
+  }
+  return static_cast<int>(best);
+}
+
+}  // namespace minfer
