@@ -316,7 +316,7 @@ op = Op(
 
 WHOLE, PAGED, BOXES = ({"page": pages, "quant": ("none",)} for pages in (("none",), ("1", "16", "64"), ("16", "64")))
 FP8 = {"quant": ("fp8",)}
-MOST_COPIED = 1 << 30  # bytes that v15_gathered and v16_fp8_gathered copy keys and values to
+MOST_COPIED = 1 << 29  # bytes that v15_gathered and v16_fp8_gathered copy keys and values to
 
 
 def copied_at_once(case: Case) -> str | None:

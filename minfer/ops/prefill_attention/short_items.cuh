@@ -23,10 +23,11 @@ struct Item {
 };
 
 template <typename Item>
-struct Slots {
+struct SlotsOf {
   Item items[kSlots];
   uint64_t full[kSlots], empty[kSlots];
 };
+using Slots = SlotsOf<Item>;
 
 // A block's shared memory and barriers. An Item may be derived from the one above.
 template <typename T_, int kDim_, typename Item_ = Item>
@@ -39,18 +40,18 @@ struct ShortTiles {
   static constexpr int kQ = kRows * kDim, kKV = kKeys * kDim, kV = kKV, kOut = kRowsOfItem * kDim;  // elements
   static constexpr int kBarriers = 2 * kWarpgroups + 4 * kStages;
   static constexpr int kBytes = (kWarpgroups * kQ + 2 * kStages * kKV + kOut) * sizeof(T) +
-                                kBarriers * sizeof(uint64_t) + sizeof(Slots<Item>);
+                                kBarriers * sizeof(uint64_t) + sizeof(SlotsOf<Item>);
   static_assert(kBytes <= 227 << 10, "more than a block has");
 
   T *q, *k, *v, *out;
   uint64_t *full_q, *empty_q, *full_k, *empty_k, *full_v, *empty_v;
-  Slots<Item>* slots;
+  SlotsOf<Item>* slots;
 
   __device__ explicit ShortTiles(unsigned char* shared)
       : q(reinterpret_cast<T*>(shared)), k(q + kWarpgroups * kQ), v(k + kStages * kKV), out(v + kStages * kKV),
         full_q(reinterpret_cast<uint64_t*>(out + kOut)), empty_q(full_q + kWarpgroups), full_k(empty_q + kWarpgroups),
         empty_k(full_k + kStages), full_v(empty_k + kStages), empty_v(full_v + kStages),
-        slots(reinterpret_cast<Slots<Item>*>(empty_v + kStages)) {}
+        slots(reinterpret_cast<SlotsOf<Item>*>(empty_v + kStages)) {}
 
   // One thread calls it.
   __device__ void init() const {
