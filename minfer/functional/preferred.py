@@ -85,14 +85,14 @@ def short_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
 def mma_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
     """The kernel that `matmul` takes for a product that was not measured on a GPU before Hopper, if n and k are multiples of 8
     and at least SHORT; else an empty name. v23_mma_fitted chooses one of twelve tiles. v15_gemv is faster for a small B, and
-    v16_skinny for other products with up to 64 rows, or 128 if its tiles make one wave on an H200. No such GPU was timed. On an
-    H200, at 3,213 random products, the choice takes 2.9 % longer in the mean than the fastest of five kernels with mma.sync,
-    and v23_mma_fitted alone 8.2 % (benchmarks/kernel_times.py)."""
+    v16_skinny for other products with up to 16 rows. No such GPU was timed. On an H200, at 1,622 random products, the choice
+    takes 2.6 % longer in the mean than the fastest of five kernels with mma.sync, and v23_mma_fitted alone 3.6 %
+    (benchmarks/kernel_times.py)."""
     if m == 0 or min(n, k) < SHORT or n % 8 != 0 or k % 8 != 0:
         return ""
     if m <= 8 and is_tn and n * k <= SMALL_B:
         return "v15_gemv"
-    return "v16_skinny" if m <= 64 or (m <= 128 and n <= 128 * MULTIPROCESSORS) else "v23_mma_fitted"
+    return "v16_skinny" if m <= 16 else "v23_mma_fitted"
 
 
 def _takes(kernel: str, choose: Callable[[int, int, int, bool], str] = product_kernel) -> Rule:

@@ -93,8 +93,8 @@ def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives(device):
     ("capability", "page", "seq_q", "seq_kv", "dim", "kernel"),
     [
         ((9, 0), "16", 2048, 16384, 128, "v15_gathered"),
-        ((9, 0), "16", 2048, 262144, 128, "v15_gathered"),
-        ((9, 0), "16", 2048, 262145, 128, "v10_paged_boxes"),  # the copy would take more than 1 GiB
+        ((9, 0), "16", 2048, 131072, 128, "v15_gathered"),
+        ((9, 0), "16", 2048, 131073, 128, "v10_paged_boxes"),  # the copy would take more than 512 MiB
         ((9, 0), "16", 128, 16384, 128, "v10_paged_boxes"),  # the copy takes longer than it saves
         ((9, 0), "64", 16, 16384, 128, "v11_paged_short"),  # few queries: a tile has those of several heads
         ((9, 0), "16", 512, 512, 64, "v10_paged_boxes"),
@@ -102,7 +102,7 @@ def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives(device):
         ((9, 0), "16", 512, 512, 96, "v10_paged_boxes"),
         ((9, 0), "16", 2048, 16384, 256, "v09_paged"),
         ((9, 0), "1", 2048, 16384, 128, "v15_gathered"),
-        ((9, 0), "1", 2048, 262145, 128, "v09_paged"),  # TMA's boxes have at least 8 keys
+        ((9, 0), "1", 2048, 131073, 128, "v09_paged"),  # TMA's boxes have at least 8 keys
         ((8, 9), "16", 2048, 16384, 128, "v09_paged"),
         (None, "16", 20, 30, 128, "cpu_blocked_paged"),
     ],

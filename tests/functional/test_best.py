@@ -168,9 +168,9 @@ def test_gpus_before_hopper_have_a_rule_for_products(capability: tuple[int, int]
         return chooser.best("hgemm", "float16", {"layout": layout, "accumulate": sums}, shape, on, "NVIDIA L40S")
 
     wanted = {(1, 4096, 4096): "v15_gemv", (8, 2880, 2048): "v15_gemv", (8, 28672, 4096): "v16_skinny"}
-    wanted |= {(9, 2880, 2048): "v16_skinny", (64, 152064, 4096): "v16_skinny", (128, 16896, 4096): "v16_skinny"}
+    wanted |= {(9, 2880, 2048): "v16_skinny", (16, 152064, 4096): "v16_skinny"}
     wanted |= dict.fromkeys(
-        [(65, 16904, 512), (129, 512, 512), (300, 4096, 4096), (8192, 8192, 8192)], "v23_mma_fitted"
+        [(17, 16904, 512), (129, 512, 512), (300, 4096, 4096), (8192, 8192, 8192)], "v23_mma_fitted"
     )
     for sizes, kernel in wanted.items():
         choice = chosen(*sizes)

@@ -143,16 +143,16 @@ def test_the_kernel_that_matmul_takes_is_near_the_fastest_one() -> None:
 
 
 def test_the_kernel_for_gpus_before_hopper_was_near_the_fastest_one_on_an_h200() -> None:
-    """It loses less than 3 % in the mean, and in no range of rows 5 %. Always taking v23_mma_fitted loses more than twice as
-    much, and each other kernel more than half as much again, where it takes all products."""
+    """It loses less than 3 % in the mean, and in no range of rows 5 %. Always taking v23_mma_fitted loses a third more, and
+    each other kernel more than twice as much, where it takes all products."""
     times = kernel_times.committed_of_mma()
-    assert len(times) == 3213
+    assert len(times) == 1622
     loss = times.chosen_us / times.fastest_us - 1
     of_range = loss.groupby(pd.cut(times.m, kernel_times.STARTS, right=False)).mean()
     assert loss.mean() < 0.03 and len(of_range) == 9 and of_range.max() < 0.05
     for kernel in kernel_times.KERNELS_OF_MMA:
         always, some = times[kernel] / times.fastest_us - 1, times[kernel].notna()
-        assert always[some].mean() > (2 if kernel == "v23_mma_fitted" else 1.5) * loss[some].mean(), kernel
+        assert always[some].mean() > (1.3 if kernel == "v23_mma_fitted" else 2) * loss[some].mean(), kernel
 
 
 def test_the_page_has_the_figures_of_the_committed_times() -> None:
