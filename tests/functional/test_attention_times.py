@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,6 +55,17 @@ def test_at_other_problems_the_choice_loses_little():
     assert always.mean() > 0.5  # the choice matters
 
 
+def test_at_prompts_that_were_timed_after_the_fit_the_choice_loses_little():
+    """The page of prefill_attention has the table."""
+    page = (Path(__file__).parents[2] / "docs" / "prefill_attention.md").read_text()
+    *ranges, total = [line.split() for line in fit.lines_of_later()][1:]
+    for tokens, count, chosen_speed, fastest, under, _, loss, *_ in ranges:
+        cells = tokens.replace("-", "–"), count, chosen_speed, fastest, f"{under} %", f"{loss} %"
+        assert f"| {' | '.join(cells)} |\n" in page
+    assert f"{total[1]} random prompts" in page and int(total[1]) > 250
+    assert float(total[6]) < 2 and float(total[2]) > 0.97 * float(total[3]) > 1
+
+
 def test_best_takes_the_kernel_of_the_models_whose_heads_it_supports():
     rng, taken = random.Random(5), set()
     for (head_dim, v_dim), causal in itertools.product([*models.CONSTANTS, (192, 192)], (True, False)):
@@ -73,7 +85,7 @@ def test_best_takes_the_kernel_of_the_models_whose_heads_it_supports():
             assert choice.kernel == expected and "by models of the times" in choice.why
             assert min(models.times(of).values()) > 0
             taken.add(expected)
-    assert taken == models.TILES.keys()
+    assert taken == models.TILES.keys() - {"v14_key_parts"}  # which has no times yet
 
 
 @pytest.mark.parametrize(("of", "kernel"), [

@@ -6,6 +6,8 @@
 // memory waits for their end.
 // Expected: 440 us with 512 queries over 32768 keys (32 heads and 8 key-value heads of 128), for pages of any size. v06 takes
 // 347 us, and the copy moves 268 MB, which takes 90 us. v10 takes 513 us with pages of 16, v09 some 2200.
+// Measured (H200, bfloat16, packed, full, no, 16, batch=1, seq_q=512, seq_kv=32768, heads=32, kv_heads=8, head_dim=128): 651.4
+//   TFLOP/s cold; 264.2 % of torch.
 #include "gathered.cuh"
 
 MINFER_PAGED_PREFILL_ATTENTION(prefill_attention_v15_gathered, minfer::launch_gathered)
