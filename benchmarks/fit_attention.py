@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from benchmarks.attention_times import OURS, RESULTS, Prompts, with_choice
+from benchmarks.attention_times import OURS, RESULTS, Prompts, as_called, with_choice
 from minfer.functional import attention_times
 from minfer.functional.attention_times import DECODE, TILES, Problem
 
@@ -36,7 +36,7 @@ Constants = dict[tuple[int, int], dict[str, tuple[float, ...]]]
 def timed() -> pd.DataFrame:
     """A line for each problem to which the models were fitted, with the time of each kernel, else NaN; the mean where it was
     timed twice."""
-    found = pd.concat([pd.read_parquet(RESULTS / name) for name in FILES])
+    found = as_called(pd.concat([pd.read_parquet(RESULTS / name) for name in FILES]))
     return (
         found[found.seed.isin(FITTED)]
         .pivot_table(index=[*Prompts._fields], columns="kernel", values="us")
