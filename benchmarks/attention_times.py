@@ -13,8 +13,8 @@ others are far faster beyond. So is `decode_attention`, which `attention` calls 
 GPU; the tables and the models count 2 us more for the launch that writes these. cuDNN and FlashAttention-2 are those of
 PyTorch's `scaled_dot_product_attention`.
 
-The committed times have a column `seed`: 3 and 5 of prompts, 4 and 6 with `--tokens 1 2048`, or 1024, and `--keys 256 65536`.
-The models were fitted to seeds 3 and 4 (benchmarks/fit_attention.py).
+The committed times have a column `seed`: 3 and 5 of prompts, 4 and 6 with `--keys 256 65536` and `--tokens 1 2048` (6:
+`1 1024`). The models were fitted to seeds 3 and 4 (benchmarks/fit_attention.py).
 
 A time is the median of seven cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables compare the kernel that `attention` takes (`chosen`) and

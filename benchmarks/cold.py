@@ -13,8 +13,8 @@ import torch
 from minfer.bench.device import pick
 
 FLUSHED = 256 << 20  # bytes that are read before each call
-LEADS = 4  # how often a late call is repeated, each time with twice the lead
-LEAD_CYCLES = 2_000_000  # for which the GPU waits while the host puts the call into the queue: about a millisecond
+LEADS = 4  # repeats of a late call, each with twice the lead
+LEAD_CYCLES = 2_000_000  # the first lead, for which the GPU waits: about a millisecond
 Key = TypeVar("Key")
 
 
@@ -58,4 +58,4 @@ def _in_time(
         end.record()
         if not begin.query():
             return begin, end
-    sys.exit(f"the host takes longer to call {name} than the GPU was told to wait: does it wait for the GPU?")
+    sys.exit(f"the host is still in {name} when the GPU's longest wait ends: does {name} wait for the GPU?")

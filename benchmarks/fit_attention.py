@@ -2,12 +2,12 @@
 attention_times.py took, and says how good the choice is at problems to which they were not fitted.
 
     uv run python benchmarks/fit_attention.py                # needs no GPU
-    uv run python benchmarks/fit_attention.py --constants    # fits to all times, and prints the constants as in the module
+    uv run python benchmarks/fit_attention.py --constants    # fits to seeds 3 and 4, and prints the constants as in the module
 
 For each kernel and heads the constants are not negative, and the squares of the relative errors are least. A loss is the time
 of the kernel with the least time by the models, over that of the fastest kernel, minus one. The first table is of constants
 that were fitted to a random half of the problems of seeds 3 and 4, at the other half. Those of the module were fitted to all
-of these. The second table has the choice by them at prompts of seed 5, which were timed afterwards: the speeds of the chosen
+of these. The second table has the choice by them at prompts of seed 5: the speeds of the chosen
 and of the fastest kernel relative to the better of cuDNN and FlashAttention-2, in the geometric mean; the share of prompts at
 which the chosen one has less than 0.95 of its speed; and the loss.
 """
@@ -49,7 +49,7 @@ def problems(times: pd.DataFrame) -> list[Problem]:
 
 
 def parts_of(kernel: str, of: Problem) -> tuple[float, ...]:
-    return attention_times.parts_of_decode(of) if kernel == DECODE else attention_times.parts_of_time(of, TILES[kernel])
+    return attention_times.terms_of_decode(of) if kernel == DECODE else attention_times.terms_of_time(of, TILES[kernel])
 
 
 def without_negative(parts: np.ndarray, us: np.ndarray) -> tuple[float, ...]:
@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--constants", action="store_true", help="fit to all times, and print the constants")
+    parser.add_argument("--constants", action="store_true", help="fit to seeds 3 and 4, and print the constants")
     arguments = parser.parse_args()
     times = timed()
     kernels = [kernel for kernel in OURS if kernel in times]

@@ -10,19 +10,20 @@ The committed times, benchmarks/results/products-nvidia-h200.parquet, are of 17,
 of them timed twice. M is log-uniform and not rounded. There are five sets. In four, with 1 to 32 rows, 33 to 4096, 1024 to
 8192, and 65 to 512, N and K are layers of the 24 models of `minfer/ops/models.csv`. In another, of any rows, N or K or both are
 8 to 504 instead, as in routers and LoRA. The models of `minfer/functional/product_times.cpp` for up to 64 rows were fitted to a
-random half of the first set, that of v14_stream_k to a random half of the third, and its constant for up to 512 rows to random
-halves of the others. The rules for short N or K were made from all products that have one. When the second set was timed,
-v18_fitted had 48 of its 59 kinds of tiles. v14_small was timed where N or K is short, and in the set with 65 to 512 rows, which
-was drawn with `--seed 41`. The sets were timed in five runs like `--time`, and put together; their column `seed` tells them
-apart. A sixth set is in products-unaligned-nvidia-h200.parquet, as one run with `--sizes unaligned` wrote it: of products with
-an N or K that is no multiple of 8, both from 16 to 8192. The limits in the rules for these were fitted to other products.
+random half of the first set, that of v14_stream_k to a random half of the third, its constant for up to 512 rows to random
+halves of those with 33 to 4096 and 65 to 512 rows, and that of v14_small to all of its times in one wave there. The rules for
+short N or K were made from all products that have one. When the second set was timed, v18_fitted had 48 of its 59 kinds of
+tiles. v14_small was timed where N or K is short, and in the set with 65 to 512 rows, which was drawn with `--seed 41`. The sets
+were timed in five runs like `--time`, and put together; their column `seed` tells them apart. A sixth set is in
+products-unaligned-nvidia-h200.parquet, as one run with `--sizes unaligned` wrote it: of products with an N or K that is no
+multiple of 8, both from 16 to 8192. The limits in the rules for these were fitted to other products.
 
 With --mma it times v23_mma_fitted, which chooses a tile by a model, and the kernels before it, and prints their tables, where
 `chosen` is v23_mma_fitted. benchmarks/results/products-mma-nvidia-h200.parquet has two such runs, which its column `seed` tells
-apart. To times of the first, of 3,213 products, the model of v23_mma_fitted was fitted (`minfer/cuda/gemm/mma_choice.h`); v23's
-own times are left out, because its tiles were chosen by a former model. The second, with `--seed 43`, is of 1,622 products with
-the present choice of tiles. The choice for GPUs before Hopper was made from these; no such GPU was timed. In the last table,
-`chosen` is that choice.
+apart. v23's model (`minfer/cuda/gemm/mma_choice.h`) was fitted to a half of the first, of 3,213 products, also with v23's own
+times; the file does not have these, because a former model chose its tiles. The second, with `--seed 43`, is of 1,622 products
+with the present choice of tiles. The choice for GPUs before Hopper was made from both; no such GPU was timed. In the last
+table, `chosen` is that choice.
 
 A time is the median of nine cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables are of products whose N and K are at least 512, of those

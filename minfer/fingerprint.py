@@ -19,8 +19,8 @@ from minfer.build import cache, reads, toolchain
 from minfer.ops import PACKAGE, Kernel, get, python_source
 from minfer.ops.sources import SourceError, read_source, split
 
-# The code by which functions choose a kernel. CHOOSING is hashed for every op, of PREFERRED the rules that the op's kernels
-# name, and those MODELS that one of these rules imports.
+# The code by which functions choose a kernel. The hash of an op is of CHOOSING, of the rules of PREFERRED that its kernels
+# name, and of the MODELS that these rules import.
 FUNCTIONAL = PACKAGE / "functional"
 CHOOSING, PREFERRED = FUNCTIONAL / "best.py", FUNCTIONAL / "preferred.py"
 MODELS = {

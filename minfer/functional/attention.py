@@ -18,7 +18,7 @@ Tensor = torch.Tensor
 Lengths = Tensor | tuple[Tensor, Tensor]
 HEAD_DIMS = (64, 96, 128, 192, 256)
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
-DEVICES_THAT_DIVIDE = ("cuda",)  # the keys of few queries among thread blocks, by decode_attention
+DEVICES_THAT_DIVIDE = ("cuda",)  # where decode_attention divides keys among thread blocks
 # Slots of a page by which a kernel is chosen, from so many slots on. A kernel takes other powers of two, too.
 PAGES = ((64, "64"), (8, "16"), (1, "1"))
 
@@ -96,10 +96,10 @@ def attention(
     A query that sees no key has an out of 0 and a log-sum-exp of -inf. Sums are fp32 and out is rounded once. The host does
     not check lengths, because it would have to wait for the device: lengths out of range are clamped, and nothing is read out
     of bounds. Tensors may be parts of one projection: rows that start at multiples of 16 bytes are read in place, others are
-    copied first. `best` picks the kernel, which is compiled at its first call. On a GPU, `attention` calls `decode_attention`
-    for at most 16 queries, where that is the fastest by models of the times, if they are causal or there is one, v_dim is
-    not 192, and there are no sinks, lengths, cu_seqlens, page_table, scales or return_lse. Works under `torch.compile`. It has
-    no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
+    copied first. `best` picks the kernel, which is compiled at its first call. On a GPU, `attention` calls
+    `decode_attention` for up to 16 causal queries or a single one, where models expect it to be the fastest, if v_dim is
+    not 192, and there are no sinks, lengths, cu_seqlens, page_table, scales or return_lse. Works under `torch.compile`. It
+    has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that do not fit."""
     library.refuse_gradients("attention", q, k, v, sinks, scales)
     if scales is None and k.dtype == torch.float8_e4m3fn:
         raise ValueError("minfer.attention takes scales beside k and v of float8_e4m3fn, got None")
@@ -227,8 +227,8 @@ def _attention(
 
 
 def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int) -> bool:
-    """Whether decode_attention, whose blocks share the keys of a query, takes few queries, and is the fastest by the models of
-    the times. It is causal; a single query is at the last position, and sees all keys either way."""
+    """Whether decode_attention takes this problem, and is the fastest by models of the times. It is causal; a single query
+    sees all keys either way."""
     new, (keys, kv_heads) = q.shape[1], k.shape[1:3]
     if (
         new > MOST_NEW

@@ -2,7 +2,7 @@
 `attention.py` use them.
 
 A kernel gives a tile of queries to a thread block, which goes through the keys in blocks. Its time in microseconds is a sum of
-constants of the kernel and the heads, each times one of `parts_of_time`. benchmarks/fit_attention.py fits the constants to
+constants of the kernel and the heads, each times one of `terms_of_time`. benchmarks/fit_attention.py fits the constants to
 times of an H200, which benchmarks/attention_times.py took, and says how good the choice is."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROWS_OF_DECODE, KEYS_OF_DECODE = 8, 64  # rows of queries that decode_attention 
 
 
 class Problem(NamedTuple):
-    """Sequences of equal lengths. `seq_kv` are the keys that the last query sees."""
+    """Sequences of equal lengths. `seq_kv` are the keys that any of the queries sees."""
 
     batch: int
     seq_q: int
@@ -50,8 +50,8 @@ TILES = {
 }
 # Of `count_parts` in key_parts.h.
 LEAST_BLOCKS, MOST_PARTS, BLOCKS_BESIDES = 4, 64, 6
-# By head_dim and v_dim, in the order of `parts_of_time`, or of `parts_of_decode` for decode_attention. The latter count the
-# launch that writes its lengths, too.
+# By head_dim and v_dim, in the order of `terms_of_time`, or of `terms_of_decode` for decode_attention. The latter count the
+# launch that writes the lengths, too.
 CONSTANTS: Mapping[tuple[int, int], Mapping[str, tuple[float, ...]]] = {
     (64, 64): {
         "v03_mma": (5.893, 0.9066, 1.343, 0.8378, 0.03806),
@@ -93,7 +93,7 @@ CONSTANTS: Mapping[tuple[int, int], Mapping[str, tuple[float, ...]]] = {
 }
 
 
-def parts_of_time(of: Problem, tile: Tile) -> tuple[float, ...]:
+def terms_of_time(of: Problem, tile: Tile) -> tuple[float, ...]:
     """1; the blocks of keys of the longest tile, or of a part of it; the waves of tiles, or of parts; all blocks of keys for
     each multiprocessor; and the megabytes of q, k, v and out."""
     packed = heads_in_tile(of.heads // of.kv_heads) if tile.packed else 1
@@ -124,9 +124,9 @@ def heads_in_tile(group: int) -> int:
     return min(MOST_PACKED, group & -group)
 
 
-def parts_of_decode(of: Problem) -> tuple[float, ...]:
-    """1; the waves of key-value heads, times the products of rows with a block of keys that each has; all of these products
-    for each multiprocessor; the megabytes of k and v, and of q and out."""
+def terms_of_decode(of: Problem) -> tuple[float, ...]:
+    """1; the waves of key-value heads, times the tiles of 8 rows of each; all products of a tile with 64 keys, for each
+    multiprocessor; the megabytes of k and v, and of q and out."""
     units = of.batch * of.kv_heads
     products = math.ceil(of.seq_q * (of.heads // of.kv_heads) / ROWS_OF_DECODE)
     waves = math.ceil(units / MULTIPROCESSORS)
@@ -145,19 +145,19 @@ def megabytes_of_rows(of: Problem, rows: int) -> float:
 
 def times(of: Problem) -> dict[str, float]:
     """The time in microseconds of each kernel that takes such heads, and of decode_attention, which takes up to 16 queries.
-    Heads of 192 with values of 192 count as those of 256, because no model that was timed has them."""
+    Heads of 192 with values of 192 count as those of 256, because no language model that was timed has them."""
     dims = (of.head_dim, of.v_dim) if of.head_dim != of.v_dim or of.head_dim != 192 else (256, 256)
     found = {}
     for name, constants in CONSTANTS.get(dims, {}).items():
-        parts = parts_of_decode(of) if name == DECODE else parts_of_time(of, TILES[name])
+        parts = terms_of_decode(of) if name == DECODE else terms_of_time(of, TILES[name])
         found[name] = sum(map(operator.mul, constants, parts))
     return found
 
 
 @lru_cache(4096)
 def fastest(of: Problem, with_decode: bool = False, *, hopper: bool = True) -> str:
-    """The kernel's name; empty if no kernel takes such heads. With `with_decode` it may be decode_attention. GPUs that are not
-    a `hopper` have v03_mma and decode_attention alone, and nothing was timed there."""
+    """The kernel's name; empty if no kernel takes such heads. With `with_decode` it may be decode_attention. Without
+    `hopper` it is v03_mma or decode_attention, by an H200's times."""
     able = {name: us for name, us in times(of).items() if (name != DECODE or with_decode)}
     if not hopper:
         able = {name: us for name, us in able.items() if name in ("v03_mma", DECODE)}

@@ -111,7 +111,7 @@ def rule_name(kernel: Kernel, capability: tuple[int, int] | None) -> str:
 
 
 def rule_of(kernel: Kernel, capability: tuple[int, int] | None) -> preferred.Rule | None:
-    """That rule, or None."""
+    """The rule that `rule_name` names, or None."""
     name = rule_name(kernel, capability)
     found: preferred.Rule | None = getattr(preferred, name) if name else None
     return found

@@ -3,8 +3,8 @@
 Times in microseconds are cold, of an H200 unless another GPU is named. The rules in `OF_PRODUCTS` and `any_size` call
 `product_kernel`. It asks the models of `product_times.py` if n and k are at least SHORT. It also asks them if n or k is no
 multiple of 8, even below SHORT, where the models were not fitted. The rules in `OF_ATTENTION` ask the models of
-`attention_times.py`. The kernels of the rules in `HOPPER_ONLY` also run on other GPUs. There the rules do not hold, because
-nothing was timed. A kernel that is registered with a rule `before_hopper` has it on GPUs before Hopper instead."""
+`attention_times.py`. The rules in `HOPPER_ONLY` hold on Hopper alone: their kernels run on other GPUs, too, but were not
+timed there. A kernel that is registered with a rule `before_hopper` has it on GPUs before Hopper instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_PRODUCTS = {"pingpong", "small", "stream_k", "gemv", "skinny", "one_wave", "f
 # WORDS_OF_A: it can, and v18_fitted would copy A alone. SINGLE_ELEMENTS: it cannot, and k is even or at most 96.
 WORDS, WORDS_OF_A, SINGLE_ELEMENTS = 1_200_000_000, 300_000_000, 200_000_000
 SMALL_B = 24_000_000  # elements up to which v15_gemv is faster than v16_skinny, in the mean
-HOPPER_ONLY = {"gemv", "skinny", "any_size", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_rows"}
+HOPPER_ONLY = {"gemv", "skinny", "any_size", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_rows", "mma"}
 OF_ATTENTION = {"mma", "in_turns", "no_maximum", "heads_together", "compact", "wide_heads", "few_tiles"}
 
 Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
@@ -83,11 +83,11 @@ def short_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
 
 
 def mma_product_kernel(m: int, n: int, k: int, is_tn: bool) -> str:
-    """The kernel that `matmul` takes for a product that was not measured on a GPU before Hopper, if n and k are multiples of 8
-    and at least SHORT; else an empty name. v23_mma_fitted chooses one of twelve tiles. v15_gemv is faster for a small B, and
-    v16_skinny for other products with up to 16 rows. No such GPU was timed. On an H200, at 1,622 random products, the choice
-    takes 2.6 % longer in the mean than the fastest of five kernels with mma.sync, and v23_mma_fitted alone 3.6 %
-    (benchmarks/kernel_times.py)."""
+    """The kernel that `matmul` takes on a GPU before Hopper for a product that was not measured there, if n and k are
+    multiples of 8 and at least SHORT; else an empty name. v23_mma_fitted chooses one of twelve tiles. v15_gemv is faster
+    for a small B, and v16_skinny for other products with up to 16 rows. No such GPU was timed. On an H200, at 1,622 random
+    products, the choice takes 2.6 % longer in the mean than the fastest of five kernels with mma.sync, and v23_mma_fitted
+    alone 3.6 % (benchmarks/kernel_times.py)."""
     if m == 0 or min(n, k) < SHORT or n % 8 != 0 or k % 8 != 0:
         return ""
     if m <= 8 and is_tn and n * k <= SMALL_B:
@@ -181,9 +181,9 @@ def short_chunks(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
 def long_to_gather(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether `attention` takes v15_gathered or, over fp8, v16_fp8_gathered, which copy keys and values before v06's kernel
     multiplies: where an estimate of the time is less than that of v12_fp8 over fp8, of v09_paged over pages of under 8 slots,
-    or else of v10_paged_boxes. This rule was not timed. Its rates are those of rows of an H200 with heads of 128, rounded:
-    v06 has 600 TFLOP/s, v12 170, v09 150 and v10 440. The copy is taken to cost 10 us, and 1 us for each 3 MB. All queries
-    count as seeing all keys. Up to 64 queries v11_paged_short, whose tiles have several heads, keeps its pages."""
+    or else of v10_paged_boxes. The rule itself was not compared with times. Its rates are rough, of an H200 with heads of
+    128: v06 has 600 TFLOP/s, v12 170, v09 150 and v10 440. The copy is taken to cost 10 us, and 1 us for each 3 MB. All queries
+    count as seeing all keys. In 16 bits and pages of 8 slots or more, v11_paged_short takes up to 64 queries."""
     is_fp8, is_in_boxes = params.get("quant", "none") == "fp8", params.get("page", "none") != "1"
     if is_in_boxes and not is_fp8 and shape["seq_q"] <= 64:
         return False
@@ -196,6 +196,12 @@ def long_to_gather(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     in_place = products(64, 170) if is_fp8 else products(128, 440) if is_in_boxes else products(64, 150)
     copy = 10 + (3 if is_fp8 else 4) * keys * shape["kv_heads"] * columns / 3e6
     return copy + products(128, 600) < in_place
+
+
+def short_to_gather(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
+    """Whether `attention` over fp8 takes v12_fp8: where `long_to_gather` does not hold. All rows of fp8 are of long prompts, so
+    the nearest one would name v16_fp8_gathered for short ones, too."""
+    return not long_to_gather(shape, params)
 
 
 def any_length(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
@@ -241,6 +247,6 @@ wide_heads, few_tiles = _attends_with("v13_wide_heads"), _attends_with("v14_key_
 
 
 def before_hopper(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v03_mma on GPUs before Hopper: always. Nothing was timed there. On an H200, v03_mma uses the
-    instructions that it has there, mma.sync, but triton_flash uses wgmma, so its times say nothing about other GPUs."""
+    """Whether `attention` takes v03_mma on GPUs before Hopper: yes, at every shape that was not measured. Nothing was timed
+    there, and triton_flash's times on an H200 are of wgmma, which those GPUs lack."""
     return True

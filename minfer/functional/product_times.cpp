@@ -5,8 +5,8 @@
 // microseconds. v18_fitted chooses its tiles by its model, too. On an H200 the models for up to 64 rows were fitted to half of
 // 4,000 cold timings of random products with up to 32 rows; of the others that of v17_one_wave to 984 and that of v21_row_pairs
 // to 1,037. That of v14_stream_k was fitted to half of 1,059 ratios of its time to v18_fitted's; for up to 512 rows its rate of
-// the memory was fitted to half of its times. That of v14_small was fitted to all of its times in one wave with 65 to 512 rows.
-// benchmarks/kernel_times.py has these times, and says how good the choice is.
+// the memory was fitted to half of its times. The model of v14_small was fitted to all of its times in one wave with 65 to 512
+// rows. benchmarks/kernel_times.py has these times, and says how good the choice is.
 #include <cstdio>
 #include <iterator>
 #include <utility>
@@ -164,7 +164,7 @@ double stream_k(const Product& p) {
     if (own + takes < steps - 1) of_pair = whole * steps + own + takes, dealt = 2.34;
   }
   const double body = 1024 * of_pair / kCyclesPerUs * 1.194 + 0.112 * waves + dealt;
-  // At few rows, the second form is up to 17 % too slow.
+  // Up to 512 rows the second form is up to 17 % too high.
   if (p.m <= 512) return 4.54 + std::sqrt(std::sqrt(fourth(body) + fourth(bytes_of(p) / 5.215e6 + 2.84)));
   return 4.54 + std::cbrt(cube(body) + cube(bytes_of(p) / 3.416e6 + 2.84));
 }

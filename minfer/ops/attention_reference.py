@@ -73,8 +73,8 @@ def attend(
     Kernels that multiply with tensor cores round each p to `dtype`, relatively by h; in float16 by 2^-25 of the largest p where
     it is subnormal. These errors are independent of each other, but for equal scores, whose part of p v has random signs
     then: 6 standard deviations, 6 sqrt(sum (h p v)^2), and h |out| for what all p have in common.
-    Exponentials underflow. A kernel may let them grow to 2^40 before it moves a row's base, and multiplies its sums by a factor
-    then, which is 0 below 2^-126. So it may lose keys whose p is less than 2^-86 of the largest, n 2^-86 max |v| in all. This
+    Exponentials underflow. A kernel may let them reach 2^40 before it rescales a row's sums, and a factor under 2^-126 becomes
+    0. So it may lose keys whose p is less than 2^-86 of the largest, n 2^-86 max |v| in all. This
     counts only where nearly all of p lies on values that are exactly 0, as happens in fp8."""
     heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
     group, queries, n, scale = heads // kv_heads, q.shape[0], k.shape[0], scale or dim**-0.5

@@ -62,7 +62,7 @@ def test_at_prompts_that_were_timed_after_the_fit_the_choice_loses_little():
     for tokens, count, chosen_speed, fastest, under, _, loss, *_ in ranges:
         cells = tokens.replace("-", "–"), count, chosen_speed, fastest, f"{under} %", f"{loss} %"
         assert f"| {' | '.join(cells)} |\n" in page
-    assert f"{total[1]} random prompts" in page and int(total[1]) > 250
+    assert f"{total[1]} other random prompts" in page and int(total[1]) > 250
     assert float(total[6]) < 2 and float(total[2]) > 0.97 * float(total[3]) > 1
 
 
@@ -85,7 +85,7 @@ def test_best_takes_the_kernel_of_the_models_whose_heads_it_supports():
             assert choice.kernel == expected and "by models of the times" in choice.why
             assert min(models.times(of).values()) > 0
             taken.add(expected)
-    assert taken == models.TILES.keys() - {"v14_key_parts"}  # which has no times yet
+    assert taken == models.TILES.keys() - {"v14_key_parts"}  # which has no constants yet
 
 
 @pytest.mark.parametrize(("of", "kernel"), [
@@ -122,12 +122,12 @@ def test_a_tile_has_as_many_heads_as_the_kernels_pack(group: int, together: int)
 def test_the_parts_of_the_time_count_tiles_and_blocks():
     of = problem(2, 300, 300, 8, 2)
     # v06: 3 tiles of 128 queries for each of 16 heads, which see 128, 256 and 300 keys: blocks of 128
-    assert models.parts_of_time(of, models.TILES["v06_no_maximum"]) == (1, 3, 1, 48 * 2 / 132, models.megabytes(of))
+    assert models.terms_of_time(of, models.TILES["v06_no_maximum"]) == (1, 3, 1, 48 * 2 / 132, models.megabytes(of))
     # v07: 4 heads together, so 10 tiles of 32 queries for 4 groups, the first sees 32 keys: blocks of 64
-    assert models.parts_of_time(of, models.TILES["v07_short"]) == (1, 5, 1, 40 * 3 / 132, models.megabytes(of))
+    assert models.terms_of_time(of, models.TILES["v07_short"]) == (1, 5, 1, 40 * 3 / 132, models.megabytes(of))
     full = of._replace(causal=False)
-    assert models.parts_of_time(full, models.TILES["v07_short"])[3] == 40 * 5 / 132
+    assert models.terms_of_time(full, models.TILES["v07_short"])[3] == 40 * 5 / 132
     assert models.megabytes(of) == pytest.approx(2 * 2 * 300 * (8 + 2) * 256 / 1e6)
     # decode: 2 x 2 key-value heads, each with 16 x 4 rows
-    parts = models.parts_of_decode(problem(2, 16, 640, 8, 2))
+    parts = models.terms_of_decode(problem(2, 16, 640, 8, 2))
     assert parts == pytest.approx((1, 8, 4 * 8 * 10 / 132, 4 * 640 * 512 / 1e6, 2 * 16 * 8 * 512 / 1e6))

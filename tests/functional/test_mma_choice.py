@@ -118,8 +118,8 @@ def test_the_model_has_the_rates_and_the_latency_of_an_h200(model: Model) -> Non
 
 
 def test_a_ring_of_few_stages_waits_for_its_copies(model: Model) -> None:
-    """Where neither the products nor the bytes of a stage take long, a ring of three stages takes half longer than one of four,
-    because it has two copies in flight, and the other three."""
+    """Where neither the products nor the bytes of a stage take long, a ring of three stages takes half as long again as one
+    of four, because it has two copies in flight, and the other three."""
     three, four = (model.us(H200, (80, 128, 32, stages, 80, 32), 1, 80, 128, 1 << 20) for stages in (3, 4))
     assert 1.3 < three / four < 1.5
 

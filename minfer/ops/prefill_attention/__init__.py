@@ -321,7 +321,7 @@ MOST_COPIED = 1 << 29  # bytes that v15_gathered and v16_fp8_gathered copy keys 
 
 def copied_at_once(case: Case) -> str | None:
     needed = 2 * case["batch"] * case["seq_kv"] * case["kv_heads"] * (case["head_dim"] + v_dim(case))
-    return f"copies k and v to at most {MOST_COPIED} bytes, got {needed}" if needed > MOST_COPIED else None
+    return f"copies k and v, at most {MOST_COPIED} bytes, got {needed}" if needed > MOST_COPIED else None
 
 
 COPIED = both(heads_of(64, 96, 128, latent=True), copied_at_once)
@@ -359,7 +359,7 @@ op.cuda(
     preferred="long_chunks",
 )
 op.cuda("v11_paged_short.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128), preferred="short_chunks")
-op.cuda("v12_fp8.cu", params=FP8)
+op.cuda("v12_fp8.cu", params=FP8, preferred="short_to_gather")
 op.cuda(
     "v13_wide_heads.cu",
     params=WHOLE,

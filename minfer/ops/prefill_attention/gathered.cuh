@@ -1,5 +1,5 @@
 // What v15_gathered and v16_fp8_gathered share. One kernel copies the keys and values of each sequence to scratch memory, in
-// q's dtype and without pages. Another one, which is v06's, reads the copy.
+// q's dtype and without pages. Another one, with v06's consumers, reads the copy.
 #pragma once
 
 #include <type_traits>
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kGatherers)
   gather_rows<kDimV>(v + row * kDimV, p.v, offsets_of_v, keys, p.kv_heads);
 }
 
-// As that of v06, but it waits for the copy before it reads keys.
+// v06's `produce`, but it waits for the copy before it reads keys.
 template <typename T, int kDim, int kDimV>
 __device__ void produce(const TilesOf<T, kDim, kDimV>& tile, const Gathered<T>& p, const AttentionMaps& maps, Slots* slots,
                         const Order& order, unsigned* drawn) {

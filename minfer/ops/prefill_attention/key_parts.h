@@ -11,7 +11,7 @@ constexpr int kMostParts = 64;
 constexpr int kBlocksBesides = 6;  // what a part takes besides, in blocks: its first copies, its store, its addition
 
 // The number of parts of each of `items`, the longest of which sees `blocks` of keys: a pure function. It is 1 if there is an
-// item for each multiprocessor. Else it is the one with which all waves of parts take the least time, and of several the least.
+// item for each multiprocessor. Else it is the smallest number with which all waves take the least time.
 inline int count_parts(int64_t items, int64_t blocks, int multiprocessors) {
   if (items >= multiprocessors) return 1;
   const int64_t most = std::clamp<int64_t>(blocks / kLeastBlocks, 1, kMostParts);

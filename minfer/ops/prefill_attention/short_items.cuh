@@ -128,7 +128,7 @@ __device__ Item item_of(const P& p, int index, const Order& order, int log_packe
   return item;
 }
 
-// All items, of which some may not exist.
+// All items; some indices have none.
 template <typename P>
 struct Items {
   const P& p;

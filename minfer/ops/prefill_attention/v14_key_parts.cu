@@ -2,8 +2,8 @@
 // Idea: an item's blocks of keys are divided into parts, which thread blocks take as items (Flash-Decoding, Dao et al., 2023).
 // A part leaves its sums in memory in fp32, not divided, with the base and the sum of its exponentials. A second kernel adds up
 // the parts of each row in their order, and rounds once. So the bits do not depend on who takes a part. The host chooses how
-// many parts an item has at most, from the shape (key_parts.h). Where the range of a part begins and ends is found on the GPU,
-// which knows lengths: they divide what the item's own rows see. If each multiprocessor has an item, v07's kernel is launched.
+// many parts an item has at most, from the shape (key_parts.h). The GPU, which knows the lengths, divides the keys that the
+// item's own rows see. If each multiprocessor has an item, v07's kernel is launched.
 // Expected: 1 x 47 queries x 55343 keys, causal, 32/8 heads of 128, has 16 items. On an H200 each has 8 parts of 109 blocks of
 // keys. The 226 MB of keys and values would take 53 us at 4.3 TB/s. But by the model of v07's times (attention_times.py) both
 // warpgroups take 1.1 us for a block: 120 us, and 17 for the first copies, the stores and the second kernel. 137 us; v06 takes
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     *p.lse_at(batch, w.s, query, head) = all.total > 0.0f ? (all.base + log2f(all.total)) * kLn2 : -INFINITY;
 }
 
-// The parts of an item, at most: those of the longest item that there may be.
+// The most parts of an item: as many as the longest possible item has.
 template <typename T>
 int most_parts(const Attention<T>& p, const Order& order, int log_packed) {
   const int64_t queries = kRowsOfItem >> log_packed, around = int64_t(p.window) * (p.causal ? 1 : 2) + queries;
