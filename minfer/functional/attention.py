@@ -81,7 +81,8 @@ def attention(
         (pages, slots, kv_heads, head_dim) and v likewise, the slots of a page a power of two. Position j of sequence b is slot
         j % slots of page page_table[b, j // slots]. q is (tokens, heads, head_dim) with cu_seqlens of the queries and lengths
         of the keys, or padded with a pair of lengths. A sequence's new tokens are the last ones of its keys, so that a
-        prompt can come in chunks. Entries behind a sequence's last page are not read.
+        prompt can come in chunks. Entries behind a sequence's last page are not read. On sm_90, a long prompt first copies the
+        keys and values to scratch memory of at most 512 MiB.
     scales: float32 (2,), the factor of k and the factor of v, for k and v in fp8.
     causal: a query sees the keys up to its own position. The last query of a sequence is at the position of its last key:
         with more keys than queries, the queries follow a cached prefix.
