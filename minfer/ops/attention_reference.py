@@ -72,10 +72,7 @@ def attend(
     The sums of n terms, and their scaling whenever the maximum grows, take (4 sqrt(n) + 16) u of the same.
     Kernels that multiply with tensor cores round each p to `dtype`, relatively by h; in float16 by 2^-25 of the largest p where
     it is subnormal. These errors are independent of each other, but for equal scores, whose part of p v has random signs
-    then: 6 standard deviations, 6 sqrt(sum (h p v)^2), and h |out| for what all p have in common.
-    Exponentials underflow. A kernel may let them reach 2^40 before it rescales a row's sums, and a factor under 2^-126 becomes
-    0. So it may lose keys whose p is less than 2^-86 of the largest, n 2^-86 max |v| in all. This
-    counts only where nearly all of p lies on values that are exactly 0, as happens in fp8."""
+    then: 6 standard deviations, 6 sqrt(sum (h p v)^2), and h |out| for what all p have in common."""
     heads, dim, kv_heads = q.shape[1], q.shape[2], k.shape[1]
     group, queries, n, scale = heads // kv_heads, q.shape[0], k.shape[0], scale or dim**-0.5
     q = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)  # (kv_heads, group * queries, dim)
@@ -100,7 +97,6 @@ def attend(
     subnormal = 2.0**-25 if dtype == torch.float16 else 0.0
     rounded = p.mul_(h).add_(subnormal / total.clamp_min(1)).masked_fill_(hidden, 0.0).square_()
     bound += (rounded @ v.square()).sqrt_().mul_(6).add_(value.abs(), alpha=h)
-    bound += (total > 0) * v.abs().amax(1, keepdim=True).mul_(n * 2.0**-86)
 
     def back(x: Tensor) -> Tensor:
         return x.unflatten(1, (group, queries)).permute(2, 0, 1, 3).flatten(1, 2)

@@ -109,6 +109,11 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
         WRONG,
     ),
     "gathered: values not scaled": ("prefill_attention-v16_fp8_gathered", {"scale_of_values": ""}, WRONG),
+    "gathered: out multiplied twice by the whole factor": (
+        "prefill_attention-v16_fp8_gathered",
+        {"root": ("0.5f", "1.0f")},
+        WRONG,
+    ),
     "values as far apart as longer keys": (
         "prefill_attention-v05_pingpong",
         {"values_of_stage": ("Tile::kV", "Tile::kK")},

@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (kScaled) {
     Attention<T> scaled = p;
     scaled.scale *= scales[0];  //@ scale_of_keys
-    Consumer<T, kDim, kDimV> consumer(tile, scaled, slots);
+    Consumer<T, kDim, kDimV, true> consumer(tile, scaled, slots);
     attend_scaled(consumer, maps, scales + 1);
   } else {
     Consumer<T, kDim, kDimV>(tile, p, slots).attend(maps);

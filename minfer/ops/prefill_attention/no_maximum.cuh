@@ -29,7 +29,9 @@ struct Phases {
   __device__ void flip(int stage) { bits ^= 1 << stage; }
 };
 
-template <typename T, int kDim, int kDimV>
+// kInHalves: when a row's base grows, out is multiplied twice by the root of the factor, which would be 0 below 2^-126. So no
+// part of out is lost that counts where the keys with the largest scores have values of exactly 0, as in fp8.
+template <typename T, int kDim, int kDimV, bool kInHalves = false>
 struct Consumer {
   using Tile = TilesOf<T, kDim, kDimV>;
   using Rows = Rows64<Tile>;
@@ -69,7 +71,15 @@ struct Consumer {
     wgmma_wait_for<kFirst ? 0 : 1>(scores);
     rows.release(tile.empty_k + stage);
     if constexpr (!kPlain) rows.mask(scores, w, block);
-    return rows.online.template add_rounded<T, kFirst>(scores, exponentials, rows.factor, rescale);
+    if constexpr (!kInHalves) return rows.online.template add_rounded<T, kFirst>(scores, exponentials, rows.factor, rescale);
+    const float before[2] = {rows.online.base[0], rows.online.base[1]};
+    const bool grows = rows.online.template add_rounded<T, kFirst>(scores, exponentials, rows.factor, rescale);
+    if (grows)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (rows.online.base[r] > before[r])
+          rescale[r] = exp2_approx((before[r] - rows.online.base[r]) * (0.5f * rows.factor));  //@ root
+    return grows;
   }
 
   __device__ void finish_out(int stage) {
@@ -91,6 +101,8 @@ struct Consumer {
     const bool grows = finish_scores<false, kPlain>(scores, exponentials[kStage], w, block, kStage, rescale);
     finish_out(1 - kStage);
     if (grows) scale_rows(rows.out, rescale);  //@ rescale
+    if constexpr (kInHalves)
+      if (grows) scale_rows(rows.out, rescale);
   }
 
   // The last product of a tile.
