@@ -31,6 +31,11 @@ class Problem(NamedTuple):
     v_dim: int
     causal: bool
 
+    @property
+    def group(self) -> int:
+        """The query heads of a key-value head; 1 where the numbers do not fit, which no kernel takes."""
+        return max(1, self.heads // max(1, self.kv_heads))
+
 
 class Tile(NamedTuple):
     rows: int
@@ -96,7 +101,7 @@ CONSTANTS: Mapping[tuple[int, int], Mapping[str, tuple[float, ...]]] = {
 def terms_of_time(of: Problem, tile: Tile) -> tuple[float, ...]:
     """1; the blocks of keys of the longest tile, or of a part of it; the waves of tiles, or of parts; all blocks of keys for
     each multiprocessor; and the megabytes of q, k, v and out."""
-    packed = heads_in_tile(of.heads // of.kv_heads) if tile.packed else 1
+    packed = heads_in_tile(of.group) if tile.packed else 1
     queries = tile.rows // packed
     tiles = math.ceil(of.seq_q / queries)
     each = of.batch * of.heads // packed * tiles
@@ -128,7 +133,7 @@ def terms_of_decode(of: Problem) -> tuple[float, ...]:
     """1; the waves of key-value heads, times the tiles of 8 rows of each; all products of a tile with 64 keys, for each
     multiprocessor; the megabytes of k and v, and of q and out."""
     units = of.batch * of.kv_heads
-    products = math.ceil(of.seq_q * (of.heads // of.kv_heads) / ROWS_OF_DECODE)
+    products = math.ceil(of.seq_q * of.group / ROWS_OF_DECODE)
     waves = math.ceil(units / MULTIPROCESSORS)
     all_products = units * products * of.seq_kv / (KEYS_OF_DECODE * MULTIPROCESSORS)
     cached = megabytes_of_rows(of, units * of.seq_kv)

@@ -109,6 +109,13 @@ def test_few_queries_over_many_keys_are_of_decode_attention():
     assert models.fastest(problem(64, 16, 16, 32, 4), True) != DECODE  # whose keys are few
 
 
+@pytest.mark.parametrize("zero", ["batch", "seq_q", "seq_kv", "heads", "kv_heads"])
+def test_a_size_of_0_and_heads_that_do_not_fit_have_times(zero: str):
+    for of in (problem()._replace(**{zero: 0}), problem(heads=16, kv_heads=64)):
+        assert all(us > 0 for us in models.times(of).values()) and models.fastest(of, True)
+        assert chosen(of).kernel in models.TILES
+
+
 def test_other_heads_have_no_model():
     of = problem(head_dim=32, v_dim=32)
     assert models.fastest(of, True) == models.explained(of) == ""
