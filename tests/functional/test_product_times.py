@@ -19,8 +19,8 @@ from minfer import ops
 from minfer.build import host
 from minfer.build.errors import BuildError
 from minfer.functional import best, preferred, product_times
-from tests import sizes
 from tests.conftest import ROOT
+from tests.tiles import TILES
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ def test_the_fp8_tile_that_the_model_chooses_is_near_the_fastest_one() -> None:
 
 
 def test_each_tile_is_tested_on_a_gpu() -> None:
-    choose, shapes = choice.chosen(), sizes.TILES["hgemm-v18_fitted"]
+    choose, shapes = choice.chosen(), TILES["hgemm-v18_fitted"]
     chosen = {choose(choice.Product(*shape, layout))[:3] for shape in shapes for layout in ("TN", "NN")}
     assert chosen == tiles_of_v18()
-    choose, shapes = choice.chosen(fp8=True), sizes.TILES["quant_gemm-v12_fp8_fitted"]
+    choose, shapes = choice.chosen(fp8=True), TILES["quant_gemm-v12_fp8_fitted"]
     chosen = {choose(choice.Product(*shape, "TN"))[:3] for shape in shapes}
     assert chosen == {tuple(size) for size in tile_times.sizes_of_fp8()}
 

@@ -21,6 +21,7 @@ from tests import sizes
 from tests.honest import check_right
 from tests.spaced import spaced
 from tests.tiers import archs, few_of, is_always_compiled, is_first_in_cpp, mostly_slow
+from tests.tiles import TILES
 
 SHARED_LIMIT = {"sm_89": 99 << 10, "sm_90a": 227 << 10}
 
@@ -228,7 +229,7 @@ ON_GPU = sorted(
 def gpu_cases_of(kernel: Kernel) -> list[ops.Case]:
     """All small and large ones that it supports, in an order that has each parameter among the first."""
     op, device = ops.get(kernel.op), pick("cuda")
-    tiles = sizes.named(op, sizes.TILES.get(name(kernel), []))
+    tiles = sizes.named(op, TILES.get(name(kernel), []))
     cases = list(op.cases(kernel, [*op.sizes["small"], *op.sizes["large"], *tiles]))
     return [c for c in random.Random(0).sample(cases, len(cases)) if kernel.unsupported(c, capability(device)) is None]
 
