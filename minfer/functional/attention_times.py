@@ -54,7 +54,7 @@ TILES = {
     "v14_key_parts": Tile(128, 64, True, True),
 }
 # Of `count_parts` in key_parts.h.
-LEAST_BLOCKS, MOST_PARTS, BLOCKS_BESIDES = 4, 64, 6
+LEAST_BLOCKS, MOST_PARTS, MOST_WAVES, BLOCKS_BESIDES = 4, 64, 8, 6
 # By head_dim and v_dim, in the order of `terms_of_time`, or of `terms_of_decode` for decode_attention. The latter count the
 # launch that writes the lengths, too.
 CONSTANTS: Mapping[tuple[int, int], Mapping[str, tuple[float, ...]]] = {
@@ -115,13 +115,12 @@ def terms_of_time(of: Problem, tile: Tile) -> tuple[float, ...]:
 
 def count_parts(items: int, blocks: int) -> int:
     """Into how many parts v14_key_parts divides the keys of each item (`count_parts` of key_parts.h)."""
-    if items >= MULTIPROCESSORS:
-        return 1
+    most = min(MOST_PARTS, blocks // LEAST_BLOCKS, MOST_WAVES * MULTIPROCESSORS // max(1, items))
 
     def time(parts: int) -> int:
         return math.ceil(items * parts / MULTIPROCESSORS) * (math.ceil(blocks / parts) + BLOCKS_BESIDES)
 
-    return min(range(1, min(MOST_PARTS, max(1, blocks // LEAST_BLOCKS)) + 1), key=time)
+    return min(range(1, max(1, most) + 1), key=time)
 
 
 def heads_in_tile(group: int) -> int:

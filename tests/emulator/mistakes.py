@@ -217,7 +217,7 @@ KEY_PARTS: tuple[str, dict[str, Edit]] = (
         "first_block": ("whole.begin + blocks * number / parts", "blocks * number / parts"),
         "no_key": ("online.base[r] != -INFINITY", "true"),
         "parts_there": ("parts_of(item.loaded.end - item.loaded.begin, most)", "most"),
-        "slot": ("index * most + part", "part"),
+        "slot": ("part * order.pieces() + index", "part"),
     },
 )
 SINKS: tuple[str, dict[str, Edit]] = "prefill_attention-v08_compact", {"sink": ("kLog2E", "1.0f")}

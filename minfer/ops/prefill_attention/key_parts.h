@@ -8,13 +8,14 @@ namespace minfer {
 
 constexpr int kLeastBlocks = 4;  // of 64 keys: of a part
 constexpr int kMostParts = 64;
+constexpr int kMostWaves = 8;      // of parts; it bounds the memory for their sums
 constexpr int kBlocksBesides = 6;  // what a part takes besides, in blocks: its first copies, its store, its addition
 
-// The number of parts of each of `items`, the longest of which sees `blocks` of keys: a pure function. It is 1 if there is an
-// item for each multiprocessor. Else it is the smallest number with which all waves take the least time.
+// The number of parts of each of `items`, the longest of which sees `blocks` of keys: the smallest number with which all waves
+// take the least time. It is a pure function.
 inline int count_parts(int64_t items, int64_t blocks, int multiprocessors) {
-  if (items >= multiprocessors) return 1;
-  const int64_t most = std::clamp<int64_t>(blocks / kLeastBlocks, 1, kMostParts);
+  const int64_t in_waves = int64_t(kMostWaves) * multiprocessors / std::max<int64_t>(items, 1);
+  const int64_t most = std::clamp<int64_t>(std::min(blocks / kLeastBlocks, in_waves), 1, kMostParts);
   int64_t best = 1, least = INT64_MAX;
   for (int64_t parts = 1; parts <= most; ++parts) {
     const int64_t waves = (items * parts + multiprocessors - 1) / multiprocessors;

@@ -1,9 +1,9 @@
-// v14_key_parts: v07 with keys in parts, for few queries over many keys, which make fewer items than there are multiprocessors.
+// v14_key_parts: v07 with keys in parts, for few queries over many keys: their items fill few waves, and the last one badly.
 // Idea: an item's blocks of keys are divided into parts, which thread blocks take as items (Flash-Decoding, Dao et al., 2023).
 // A part leaves its sums in memory in fp32, not divided, with the base and the sum of its exponentials. A second kernel adds up
 // the parts of each row in their order, and rounds once. So the bits do not depend on who takes a part. The host chooses how
 // many parts an item has at most, from the shape (key_parts.h). The GPU, which knows the lengths, divides the keys that the
-// item's own rows see. If each multiprocessor has an item, v07's kernel is launched.
+// item's own rows see. Where whole items take no longer, v07's kernel is launched.
 // Expected: 1 x 47 queries x 55343 keys, causal, 32/8 heads of 128, has 16 items. On an H200 each has 8 parts of 109 blocks of
 // keys. The 226 MB of keys and values would take 53 us at 4.3 TB/s. But by the model of v07's times (attention_times.py) both
 // warpgroups take 1.1 us for a block: 120 us, and 17 for the first copies, the stores and the second kernel. 137 us; v06 takes
@@ -23,7 +23,8 @@ struct Part : Item {
 // How many parts an item has that sees `blocks` of keys. Each has at least kLeastBlocks, unless it is the only one.
 __device__ inline int parts_of(int blocks, int most) { return blocks > 0 ? min(max(blocks / kLeastBlocks, 1), most) : 0; }
 
-// The parts of all items. Those of an item are adjacent; the last ones of a short item do not exist.
+// The parts of all items: the first part of each, the second of each, and so on, so that items that share keys read them from L2
+// at the same time. The last parts of a short item do not exist.
 template <typename P>
 struct AllParts {
   const P& p;
@@ -32,9 +33,9 @@ struct AllParts {
 
   __device__ int count() const { return order.pieces() * most; }
   __device__ Part operator[](int index) const {
-    Part part{item_of(p, index / most, order, log_packed), index};
+    Part part{item_of(p, index % order.pieces(), order, log_packed), index};
     const Span whole = part.loaded;
-    const int number = index % most, blocks = whole.end - whole.begin, parts = parts_of(blocks, most);
+    const int number = index / order.pieces(), blocks = whole.end - whole.begin, parts = parts_of(blocks, most);
     if (number >= parts) {
       part.w.number = -1;
       return part;
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   if (!w.exists() || query >= p.rows(w.s)) return;
   const int count = query < w.s.queries ? parts_of(item.loaded.end - item.loaded.begin, most) : 0;  //@ parts_there
   //@ slot
-  const Merged all = merge_parts<8>(results, row, column, count, [=](int part) { return index * most + part; });
+  const Merged all = merge_parts<8>(results, row, column, count, [=](int part) { return part * order.pieces() + index; });
   const float4 values = all.divided(1.0f);
   using Pair = typename Vector<T>::Pair;
   uint2 bits;
