@@ -235,7 +235,7 @@ def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, wind
         new > MOST_NEW
         or not (causal or new == 1)
         or v.shape[3] != v_dim_of(q)
-        or q.device.type not in DEVICES_THAT_DIVIDE
+        or library.device_of(q).type not in DEVICES_THAT_DIVIDE
     ):
         return False
     seen = min(keys, window + new) if window else keys

@@ -201,7 +201,7 @@ def call(
     It is compiled at its first call. With MINFER_EXPLAIN=1 each choice is printed to stderr once. `shape` and `params` have
     all of the op's axes and parameters; `scalars` are the arguments of a call. Raises ValueError where no kernel supports
     the problem."""
-    device = prepared.recording.device or tensors[0].device
+    device = device_of(tensors[0])
     kernel = _kernel(op, NAMES[dtype], tuple(params.items()), tuple(shape.items()), device)
     _launch(kernel, tensors, scalars)
 
@@ -209,7 +209,7 @@ def call(
 def call_entry(op: str, entry: str, tensors: tuple[torch.Tensor, ...], **scalars: Any) -> None:
     """Call the second torch op of a kernel of `op`, for arguments that the op does not have. Its name is the kernel's
     with `_<entry>` behind it. The kernel for this device whose registration has the entry is called."""
-    _launch(_entry(op, entry, prepared.recording.device or tensors[0].device), tensors, scalars)
+    _launch(_entry(op, entry, device_of(tensors[0])), tensors, scalars)
 
 
 def _launch(kernel: Callable[..., None], tensors: tuple[torch.Tensor, ...], scalars: dict[str, Any]) -> None:
@@ -272,9 +272,14 @@ def registered(kernel: Kernel, device: torch.device, *entry: str) -> Callable[..
     return found
 
 
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """The device that a call with this tensor runs on. While a call is recorded, the tensor itself is on another one."""
+    return prepared.recording.device or tensor.device
+
+
 def capability_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """The capability of the GPU that a call with this tensor runs on; None on a CPU."""
-    return _about(prepared.recording.device or tensor.device)[0]
+    return _about(device_of(tensor))[0]
 
 
 @cache
