@@ -2,41 +2,43 @@
 attention_times.py took, and says how good the choice is at problems to which they were not fitted.
 
     uv run python benchmarks/fit_attention.py                # needs no GPU
-    uv run python benchmarks/fit_attention.py --constants    # fits to seeds 3 and 4, and prints the constants as in the module
+    uv run python benchmarks/fit_attention.py --write        # fits to all seeds of FITTED, and writes attention_times.json
 
-For each kernel and heads the constants are not negative, and the squares of the relative errors are least. A loss is the time
-of the kernel with the least time by the models, over that of the fastest kernel, minus one. The first table is of constants
-that were fitted to a random half of the problems of seeds 3 and 4, at the other half. Those of the module were fitted to all
-of these. The second table has the choice by them at prompts of seed 5: the speeds of the chosen
-and of the fastest kernel relative to the better of cuDNN and FlashAttention-2, in the geometric mean; the share of prompts at
-which the chosen one has less than 0.95 of its speed; and the loss.
+For each way to keep keys and values, each kernel and heads, the constants are not negative, and the squares of the relative
+errors are least. A loss is the time of the kernel with the least time by the models, over that of the fastest kernel, minus
+one. The first table is of problems of FITTED, each with constants that were fitted without its fifth of them. Those of
+attention_times.json were fitted to all of these. The other tables have the choice by them at problems of LATER: the speeds of
+the chosen and of the fastest kernel relative to the better of cuDNN and FlashAttention-2, in the geometric mean; the share of
+problems at which the chosen one has less than 0.95 of its speed; and the loss.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.attention_times import OURS, RESULTS, Prompts, as_called, with_choice
+from benchmarks.attention_times import MOST_TOKENS, OURS, RESULTS, Prompts, as_called, read, summary, with_choice
 from minfer.functional import attention_times
-from minfer.functional.attention_times import DECODE, TILES, Problem
+from minfer.functional.attention_times import DATA, DECODE, DIVIDED, GATHERED
 
-FILES = ("attention-nvidia-h200.parquet", "attention-cached-nvidia-h200.parquet")
-FITTED, LATER = (3, 4), 5  # seeds
-LEAST = 10  # problems that a fit needs
+PROMPTS, CACHED, PAGED = (f"attention{kind}-nvidia-h200.parquet" for kind in ("", "-cached", "-paged"))
+FITTED = (3, 4, 6, 9, 11)  # seeds
+LATER = {PROMPTS: 5, CACHED: 8, PAGED: 10}
+LEAST = 6  # problems that a fit needs
 STARTS = (1, 17, 65, 129, 257, 513, 1025, 8193)  # of the ranges of tokens
-Constants = dict[tuple[int, int], dict[str, tuple[float, ...]]]
+Constants = dict[str, dict[tuple[int, int], dict[str, tuple[float, ...]]]]
+NAMES = (*OURS, *(f"{name}{DIVIDED}" for name in GATHERED))  # of constants
 
 
 def timed() -> pd.DataFrame:
     """A line for each problem to which the models were fitted, with the time of each kernel, else NaN; the mean where it was
     timed twice."""
-    found = as_called(pd.concat([pd.read_parquet(RESULTS / name) for name in FILES]))
+    found = as_called(pd.concat([read(RESULTS / name) for name in LATER]))
     return (
         found[found.seed.isin(FITTED)]
         .pivot_table(index=[*Prompts._fields], columns="kernel", values="us")
@@ -44,12 +46,18 @@ def timed() -> pd.DataFrame:
     )
 
 
-def problems(times: pd.DataFrame) -> list[Problem]:
-    return [Prompts(*fields).problem() for fields in times[[*Prompts._fields]].itertuples(index=False)]
+def problems(times: pd.DataFrame) -> list[Prompts]:
+    return [Prompts(*fields) for fields in times[[*Prompts._fields]].itertuples(index=False)]
 
 
-def parts_of(kernel: str, of: Problem) -> tuple[float, ...]:
-    return attention_times.terms_of_decode(of) if kernel == DECODE else attention_times.terms_of_time(of, TILES[kernel])
+def terms_of(name: str, of: Prompts) -> tuple[float, ...]:
+    if name == DECODE:
+        return attention_times.terms_of_decode(of.problem())
+    return attention_times.terms_of_time(of.problem(), name)
+
+
+def has_times(name: str, of: Prompts) -> bool:
+    return of.is_for_decode() if name == DECODE else attention_times.has_times(of.problem(), name)
 
 
 def without_negative(parts: np.ndarray, us: np.ndarray) -> tuple[float, ...]:
@@ -66,67 +74,86 @@ def without_negative(parts: np.ndarray, us: np.ndarray) -> tuple[float, ...]:
     return tuple(float(f"{each:.4g}") for each in constants)
 
 
-def fitted(times: pd.DataFrame, kernels: Sequence[str]) -> Constants:
+def fitted(times: pd.DataFrame) -> Constants:
     found: Constants = {}
-    for dims, of_heads in times.groupby(["head_dim", "v_dim"]):
-        constants = found[tuple(dims)] = {}  # type: ignore[index]
-        for kernel in kernels:
-            some = of_heads[of_heads[kernel].notna()]
+    times = times.assign(how_kept=[of.how_kept() for of in problems(times)])
+    for (how, dim, v_dim), of_heads in times.groupby(["how_kept", "head_dim", "v_dim"]):
+        constants = found.setdefault(str(how), {})[dim, v_dim] = {}  # type: ignore[index]
+        for name in NAMES:
+            kernel = name.removesuffix(DIVIDED)
+            some = of_heads[of_heads[kernel].notna()] if kernel in of_heads else of_heads[:0]
+            some = some[[has_times(name, of) for of in problems(some)]]
             if len(some) >= LEAST:
-                parts = np.array([parts_of(kernel, of) for of in problems(some)])
-                constants[kernel] = without_negative(parts, some[kernel].to_numpy())
+                parts = np.array([terms_of(name, of) for of in problems(some)])
+                constants[name] = without_negative(parts, some[kernel].to_numpy())
     return found
 
 
-def losses(times: pd.DataFrame, kernels: Sequence[str], constants: Constants) -> pd.DataFrame:
-    """The heads, tokens and loss of each problem."""
-    expected = pd.DataFrame(np.inf, index=times.index, columns=list(kernels))
+def losses(times: pd.DataFrame, constants: Constants) -> pd.DataFrame:
+    """How keys and values are kept, the heads, tokens and loss of each problem for which there are constants, and at which all
+    of their kernels were timed."""
+    kernels = [name for name in OURS if name in times]
+    expected = pd.DataFrame(np.inf, index=times.index, columns=kernels)
     for place, of in zip(times.index, problems(times), strict=True):
-        for kernel, each in constants[of.head_dim, of.v_dim].items():
-            if not np.isnan(times.loc[place, kernel]):
-                expected.loc[place, kernel] = float(np.dot(each, parts_of(kernel, of)))
-    measured = times[list(kernels)]
+        for name, each in constants[of.how_kept()].get((of.head_dim, of.v_dim), {}).items():
+            if has_times(name, of) and of.tokens <= MOST_TOKENS.get(name, of.tokens):
+                expected.loc[place, name.removesuffix(DIVIDED)] = float(np.dot(each, terms_of(name, of)))
+    is_timed = (times[kernels].notna() | (expected == np.inf)).all(axis=1)
+    times = times[is_timed & (expected.min(axis=1) < np.inf)]
+    expected, measured = expected.loc[times.index], times[kernels]
     chosen = measured.to_numpy()[np.arange(len(times)), expected.to_numpy().argmin(axis=1)]
-    return times[["head_dim", "v_dim", "tokens"]].assign(loss=chosen / measured.min(axis=1) - 1)
+    return times[["kept", "head_dim", "v_dim", "tokens"]].assign(loss=chosen / measured.min(axis=1) - 1)
 
 
-def lines_of_later() -> Iterator[str]:
-    """The second table."""
-    found = pd.read_parquet(RESULTS / FILES[0])
-    times = with_choice(found[found.seed == LATER])
+def losses_at_left_out(times: pd.DataFrame, folds: int = 5) -> pd.DataFrame:
+    """`losses` at all problems, a random fifth after the other, by constants that were fitted to the other four fifths."""
+    fold = np.random.default_rng(0).integers(folds, size=len(times))
+    return pd.concat([losses(times[fold == i], fitted(times[fold != i])) for i in range(folds)])
+
+
+def lines_of_later(name: str) -> Iterator[str]:
+    """The table of a file's problems of LATER."""
+    found = read(RESULTS / name)
+    times = with_choice(found[found.seed == LATER[name]])
+    yield f"{name}, seed {LATER[name]}"
     yield f"{'tokens':>11} {'problems':>9} {'chosen':>8} {'fastest':>8} {'< 0.95':>7} {'mean loss':>10} {'most':>7}"
     for low, after in [*pairwise(STARTS), (1, STARTS[-1])]:
-        some = times[(low <= times.tokens) & (times.tokens < after)]
-        ratios = [some.other_us / some[name] for name in ("chosen_us", "fastest_us")]
-        means = " ".join(f"{math.exp(np.log(x).mean()):8.3f}" for x in ratios)
-        under, loss = 100 * (ratios[0] < 0.95).mean(), 100 * (some.chosen_us / some.fastest_us - 1)
-        yield f"{low:5}-{after - 1:<5} {len(some):9} {means} {under:5.1f} % {loss.mean():8.2f} % {loss.max():5.1f} %"
+        if (is_in := (low <= times.tokens) & (times.tokens < after)).any():
+            yield f"{low:5}-{after - 1:<5} {summary(times[is_in])}"
+
+
+def written(constants: Constants) -> str:
+    """As attention_times.json has them, a line for each kernel."""
+    by_dims = {
+        how: {"/".join(map(str, dims)): of for dims, of in of_dims.items()} for how, of_dims in constants.items()
+    }
+    lines = json.dumps(by_dims, indent=1)
+    while (shorter := lines.replace(",\n    ", ", ").replace("[\n    ", "[")) != lines:
+        lines = shorter
+    return lines.replace("\n   ]", "]") + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--constants", action="store_true", help="fit to seeds 3 and 4, and print the constants")
+    parser.add_argument(
+        "--write", action="store_true", help="fit to all seeds of FITTED, and write attention_times.json"
+    )
     arguments = parser.parse_args()
     times = timed()
-    kernels = [kernel for kernel in OURS if kernel in times]
-    if arguments.constants:
-        for dims, of_heads in fitted(times, kernels).items():
-            print(
-                f"    {dims}: {{",
-                *(f'        "{name}": {each},' for name, each in of_heads.items()),
-                "    },",
-                sep="\n",
-            )
+    if arguments.write:
+        DATA.write_text(written(fitted(times)))
+        print(f"written: {DATA}")
         return
-    is_fitted = np.random.default_rng(0).random(len(times)) < 0.5
-    found = losses(times[~is_fitted], kernels, fitted(times[is_fitted], kernels))
-    print(f"{'heads':>9} {'problems':>9} {'mean loss':>10} {'most':>7}")
-    for name, some in [*found.groupby(["head_dim", "v_dim"]), ("all", found)]:
-        title = name if isinstance(name, str) else "/".join(map(str, dict.fromkeys(name)))
-        print(f"{title:>9} {len(some):9} {100 * some.loss.mean():8.2f} % {100 * some.loss.max():5.1f} %")
-    print(*lines_of_later(), sep="\n")
+    found = losses_at_left_out(times)
+    print(f"{'keys and values':>18} {'heads':>9} {'problems':>9} {'mean loss':>10} {'most':>7}")
+    for (kept, dim, v_dim), some in [*found.groupby(["kept", "head_dim", "v_dim"]), (("all", "", ""), found)]:
+        heads = f"{dim}" if dim == v_dim else f"{dim}/{v_dim}"
+        loss = 100 * some.loss
+        print(f"{kept:>18} {heads:>9} {len(some):9} {loss.mean():8.2f} % {loss.max():5.1f} %")
+    for name in LATER:
+        print(*lines_of_later(name), sep="\n")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ MODELS = {
         FUNCTIONAL / "product_times.cpp",
         PACKAGE / "cuda" / "gemm" / "fitted_choice.h",
     ],
-    "attention_times": [FUNCTIONAL / "attention_times.py"],
+    "attention_times": [FUNCTIONAL / "attention_times.py", FUNCTIONAL / "attention_times.json"],
 }
 
 

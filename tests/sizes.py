@@ -257,10 +257,17 @@ OF_FILE: dict[str, Shapes] = {
         (2, 20, 200, 8, 1, 192, 128),
         (1, 65, 65, 3, 1, 192, 128),
     ],
-    # Three key-value heads, whose rows a block that copies goes through in steps of 8 to 24; several sequences; and a window
-    # that hides whole blocks of keys.
+    # Three key-value heads, whose rows a block that copies goes through in steps of 8 to 24; several sequences; a window that
+    # hides whole blocks of keys; and an item whose keys are in two parts.
     **{
-        file: [(2, 140, 300, 3, 3, 64), (3, 20, 200, 6, 3, 128), (2, 70, 330, 3, 3, 96), (2, 30, 300, 3, 3, 192, 128)]
+        file: [
+            (2, 140, 300, 3, 3, 64),
+            (3, 20, 200, 6, 3, 128),
+            (2, 70, 330, 3, 3, 96),
+            (2, 30, 300, 3, 3, 192, 128),
+            (1, 3, 700, 16, 1, 64),
+            (1, 70, 900, 1, 1, 128),
+        ]
         for file in ("prefill_attention-v15_gathered", "prefill_attention-v16_fp8_gathered")
     },
     # Several tiles for each block, and more pieces of keys and values than the ring has stages.
@@ -272,11 +279,18 @@ OF_FILE: dict[str, Shapes] = {
     ],
     # An item whose keys are in two parts, of one warpgroup and of two; and as many items as multiprocessors, and more, whose
     # keys are not divided. Of more parts: test_key_parts.py.
-    "prefill_attention-v14_key_parts": [
-        (1, 3, 700, 16, 1, 64),
-        (1, 70, 900, 1, 1, 128),
-        (2, 5, 600, 1, 1, 64),
-        (1, 65, 65, 6, 2, 64),
+    **{
+        file: [(1, 3, 700, 16, 1, 64), (1, 70, 900, 1, 1, 128), (2, 5, 600, 1, 1, 64), (1, 65, 65, 6, 2, 64)]
+        for file in ("prefill_attention-v14_key_parts", "prefill_attention-v18_paged_parts")
+    },
+    # A tile whose keys are in two parts, with rows of one warpgroup and of two; and two and four tiles, whose keys are not
+    # divided. Of more parts: test_key_parts.py.
+    "prefill_attention-v17_wide_parts": [
+        (1, 33, 500, 1, 1, 256),
+        (1, 100, 600, 1, 1, 192, 128),
+        (1, 3, 420, 1, 1, 192),
+        (2, 5, 600, 1, 1, 256),
+        (1, 140, 300, 2, 1, 192, 128),
     ],
     # One and two tiles of 8 rows of x, a unit of four groups for each warp and several, rows that end within a tile, and more x
     # than a block holds.

@@ -100,6 +100,21 @@ struct OnlineRows {
     return grows;
   }
 
+  // The same, but `rescale` is the root of the factor, and the caller multiplies by it twice: the factor itself is 0 below
+  // 2^-126. So no part of the caller's sums is lost that counts where the keys with the largest scores have values of exactly
+  // 0, as in fp8.
+  template <typename T, bool kFirst, int kCount>
+  __device__ bool add_in_halves(const float (&scores)[kCount], uint32_t (&exponentials)[kCount / 8][4], float factor,
+                                float (&rescale)[2]) {
+    const float before[2] = {base[0], base[1]};
+    const bool grows = add_rounded<T, kFirst>(scores, exponentials, factor, rescale);
+    if (grows)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (base[r] > before[r]) rescale[r] = exp2_approx((before[r] - base[r]) * (0.5f * factor));  //@ root
+    return grows;
+  }
+
   template <typename T, int kCount>
   __device__ static void add_exponentials(const float (&scores)[kCount], uint32_t (&exponentials)[kCount / 8][4], float factor,
                                     const float (&exponent)[2], float (&part)[2]) {

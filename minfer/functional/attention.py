@@ -10,8 +10,8 @@ import torch
 from minfer.functional import library
 from minfer.functional.attention_times import DECODE, Problem, fastest
 from minfer.functional.contract import Contract
-from minfer.functional.decode_attention import MOST_NEW, decode_attention, v_dim_of
-from minfer.functional.pages import is_power_of_two
+from minfer.functional.decode_attention import MOST_NEW, decode_attention, is_for_prefill, v_dim_of
+from minfer.functional.pages import is_power_of_two, page_of_prefill
 from minfer.ops.attention_reference import LATENT
 
 Tensor = torch.Tensor
@@ -19,8 +19,6 @@ Lengths = Tensor | tuple[Tensor, Tensor]
 HEAD_DIMS = (64, 96, 128, 192, 256)
 FEW = 2048  # keys that a query sees: up to here the kernel with sinks is the fastest
 DEVICES_THAT_DIVIDE = ("cuda",)  # where decode_attention divides keys among thread blocks
-# Slots of a page by which a kernel is chosen, from so many slots on. A kernel takes other powers of two, too.
-PAGES = ((64, "64"), (8, "16"), (1, "1"))
 
 
 def _contract(packed: bool, paged: bool, quantised: bool) -> Contract:
@@ -191,7 +189,7 @@ def _attention(
     params = {"layout": "packed" if packed else "padded", "lengths": "full" if q_seqlens is None else "halving"}
     params["lse"] = "yes" if lse.numel() else "no"
     if page_table is not None:
-        params["page"] = next(page for least, page in PAGES if k.shape[1] >= least)
+        params["page"] = page_of_prefill(k.shape[1])
     if scales is not None:
         params["quant"] = "fp8"
     if (
@@ -233,6 +231,7 @@ def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, wind
     new, (keys, kv_heads) = q.shape[1], k.shape[1:3]
     if (
         new > MOST_NEW
+        or is_for_prefill(new, keys, q.shape[2], kv_heads, q.shape[3])
         or not (causal or new == 1)
         or v.shape[3] != v_dim_of(q)
         or library.device_of(q).type not in DEVICES_THAT_DIVIDE

@@ -10,13 +10,18 @@ import torch
 from minfer.functional import library
 from minfer.functional.contract import Contract
 from minfer.functional.pages import check_pages as check_pages_of
-from minfer.functional.pages import is_power_of_two
+from minfer.functional.pages import is_power_of_two, page_of_prefill
 from minfer.ops.decode_attention import v_dim_beside
 
 Tensor = torch.Tensor
 DIMS, MOST_NEW = (64, 96, 128, 192, 256), 16
 # Slots of a page and new tokens that every kernel takes. v05_scored takes all others.
 PAGES, FEW_NEW = (16, 64, 256), 8
+# Rows of queries that share keys: up to so many, or over fewer keys, decode_attention's own kernels are the fastest. Above,
+# they read keys several times: 2 x 9 new tokens over 36,004 keys, 32/8 heads, take 153 us on an H200, but 83 with
+# v14_key_parts.
+FEW_ROWS, FEW_KEYS = 32, 256
+LEAST_SLOTS = 8  # of a page, for those kernels
 
 
 def _contract(paged: bool, quantised: bool, packed: bool) -> Contract:
@@ -94,8 +99,10 @@ def decode_attention(
 
     Sums are fp32 and out is rounded once. The device divides the work by the present lengths, so that a captured CUDA graph
     may be replayed after lengths, pages and their order have changed in place. `best` picks the kernel, which is compiled at
-    its first call. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises
-    ValueError for arguments that do not fit."""
+    its first call. On sm_90, for heads of 64 or 128 and no mask, window, softcap, sinks or scales, it is a kernel of
+    `attention` where new tokens times heads / kv_heads are more than 32, and the caches have room for 256 keys. Works under
+    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that
+    do not fit."""
     library.refuse_gradients("decode_attention", q, k_cache, v_cache, sinks, scales)
     if scales is None and k_cache.dtype == torch.float8_e4m3fn:
         raise ValueError("minfer.decode_attention takes scales beside caches of float8_e4m3fn, got None")
@@ -135,16 +142,21 @@ def _decode_attention(
     longest = slots if page_table is None else slots * page_table.shape[1]
     table = q.new_empty((q.shape[0], 0), dtype=torch.int32) if page_table is None else page_table.contiguous()
     factors = q.new_empty(0, dtype=torch.float32) if scales is None else scales.contiguous()
-    caches = map(library.readable, (k_cache, v_cache))
-    tensors = (out, library.readable(q), lengths.contiguous(), table, *caches, factors)
-    usual = q.shape[1] <= FEW_NEW and (page_table is None or slots in PAGES)
-    if usual and not window and not softcap and sinks is None and mask is None:
-        shape = {"batch": q.shape[0], "new": q.shape[1], "longest": longest}
-        shape |= {"heads": q.shape[2], "kv_heads": kv_heads, "head_dim": q.shape[3]}
-        if v_cache.shape[3] != q.shape[3]:
-            shape["v_dim"] = v_cache.shape[3]
-        params = {"page": "none" if page_table is None else str(slots), "lengths": "full"}
-        params["quant"] = "none" if scales is None else "fp8"
+    rows, keys, values = map(library.readable, (q, k_cache, v_cache))
+    tensors = (out, rows, lengths.contiguous(), table, keys, values, factors)
+    is_plain = not window and not softcap and sinks is None and mask is None
+    shape = {"batch": q.shape[0], "new": q.shape[1], "longest": longest}
+    shape |= {"heads": q.shape[2], "kv_heads": kv_heads, "head_dim": q.shape[3]}
+    if v_cache.shape[3] != q.shape[3]:
+        shape["v_dim"] = v_cache.shape[3]
+    params = {"page": "none" if page_table is None else str(slots), "lengths": "full"}
+    params["quant"] = "none" if scales is None else "fp8"
+    is_in_reach = is_plain and scales is None and (page_table is None or slots >= LEAST_SLOTS) and _is_on_hopper(q)
+    if is_in_reach and is_for_prefill(q.shape[1], longest, q.shape[2], kv_heads, q.shape[3]):
+        library.note("decode_attention", q.dtype, shape, params, "prefill_attention's kernels, for many rows")
+        _attend_as_prompts(out, rows, keys, values, lengths.contiguous(), page_table, longest, scale)
+        return out
+    if is_plain and q.shape[1] <= FEW_NEW and (page_table is None or slots in PAGES):
         library.call("decode_attention", tensors, q.dtype, shape, params, scale=scale)
         return out
     added = q.new_empty(0, dtype=torch.float32) if sinks is None else sinks.contiguous()
@@ -152,6 +164,39 @@ def _decode_attention(
     scalars = {"scale": scale, "window": window, "softcap": softcap}
     library.call_entry("decode_attention", "scored", (*tensors, added, tree), **scalars)
     return out
+
+
+def _is_on_hopper(q: Tensor) -> bool:
+    return library.capability_of(q) == (9, 0)
+
+
+def is_for_prefill(new: int, keys: int, heads: int, kv_heads: int, head_dim: int) -> bool:
+    """Whether kernels of prefill_attention for few queries over many keys, which are for Hopper, are faster."""
+    return new * heads > FEW_ROWS * max(1, kv_heads) and keys >= FEW_KEYS and head_dim in (64, 128)
+
+
+def _attend_as_prompts(
+    out: Tensor,
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    page_table: Tensor | None,
+    longest: int,
+    scale: float,
+) -> None:
+    """Calls the kernel of prefill_attention that is the fastest by models of the times. New tokens are causal queries, the last
+    ones of their sequences' keys."""
+    batch, new, heads, dim = q.shape
+    shape = {"batch": batch, "seq_q": new, "seq_kv": longest}
+    shape |= {"heads": heads, "kv_heads": keys.shape[2], "head_dim": dim}
+    page = "none" if page_table is None else page_of_prefill(keys.shape[1])
+    params = {"layout": "padded", "lengths": "halving", "lse": "no", "page": page, "call": "causal"}
+    table = () if page_table is None else (page_table.contiguous(),)
+    all_queries = q.new_empty(0, dtype=torch.int32)  # all sequences have as many
+    tensors = (out, q.new_empty(0, dtype=torch.float32), q, *table, keys, values, all_queries, lengths)
+    scalars = {"causal": True, "window": 0, "softcap": 0.0, "scale": scale}
+    library.call("prefill_attention", tensors, q.dtype, shape, params, **scalars)
 
 
 def _make(*given: Any) -> Tensor:

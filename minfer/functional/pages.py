@@ -28,3 +28,8 @@ def check_pages(function: str, cache: Tensor, lengths: Tensor, page_table: Tenso
     if bool(wrong.any()):
         got = int(page_table[wrong][0])
         raise ValueError(f"minfer.{function} takes pages of page_table from 0 to {len(cache) - 1}, got {got}")
+
+
+def page_of_prefill(slots: int) -> str:
+    """The parameter `page` of prefill_attention by which a kernel is chosen. A kernel takes other powers of two, too."""
+    return next(page for least, page in ((64, "64"), (8, "16"), (1, "1")) if slots >= least)

@@ -24,7 +24,17 @@ OF_PRODUCTS = {"pingpong", "small", "stream_k", "gemv", "skinny", "one_wave", "f
 WORDS, WORDS_OF_A, SINGLE_ELEMENTS = 1_200_000_000, 300_000_000, 200_000_000
 SMALL_B = 24_000_000  # elements up to which v15_gemv is faster than v16_skinny, in the mean
 HOPPER_ONLY = {"gemv", "skinny", "any_size", "int4_of_two_rows", "int4_of_32_rows", "long_rows", "short_rows", "mma"}
-OF_ATTENTION = {"mma", "in_turns", "no_maximum", "heads_together", "compact", "wide_heads", "few_tiles"}
+OF_ATTENTION = {
+    "mma",
+    "in_turns",
+    "no_maximum",
+    "heads_together",
+    "compact",
+    "wide_heads",
+    "few_tiles",
+    "few_wide_tiles",
+}
+OF_ATTENTION |= {"paged_mma", "boxes", "short_boxes", "gathered", "parts_of_pages", "fp8_mma", "fp8_gathered"}
 
 Rule = Callable[[Mapping[str, int], Mapping[str, str]], bool]  # of a shape and the parameters of the op
 
@@ -36,7 +46,7 @@ def why(rule: str, shape: Mapping[str, int], params: Mapping[str, str]) -> str:
     if asks and (times := explained(shape["m"], shape["n"], shape["k"], params["layout"] == "TN")):
         return f"by models of the times: {times}"
     if rule in OF_ATTENTION:
-        return f"by models of the times: {attention_times.explained(_prompts(shape, params))}"
+        return f"by models of the times: {attention_times.explained(_prompts(shape, params), attention_times.how_kept(params))}"
     return f"by a rule, {rule} (minfer/functional/preferred.py)"
 
 
@@ -165,45 +175,6 @@ def gelu_under_products(shape: Mapping[str, int], params: Mapping[str, str]) -> 
     return shape["m"] >= 2048 and shape["n"] >= 2048 and SHORT <= shape["k"] <= 2560
 
 
-def long_chunks(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` over pages takes v10_paged_boxes: from 65 queries a sequence on. It was faster than v11_paged_short
-    at all five shapes that were timed, with 512 or 2048 queries: 8 x 512 over 1024 keys takes 136 us, and 149 with v11."""
-    return shape["seq_q"] > 64
-
-
-def short_chunks(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` over pages takes v11_paged_short, whose tiles have the queries of several heads: up to 64 queries a
-    sequence. Neither kernel was timed there over pages. Without pages, 32 x 16 over 4096 keys takes 162 us with v07_short,
-    whose products v11 has, and 407 with v06_no_maximum, whose products v10 has."""
-    return shape["seq_q"] <= 64
-
-
-def long_to_gather(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` takes v15_gathered or, over fp8, v16_fp8_gathered, which copy keys and values before v06's kernel
-    multiplies: where an estimate of the time is less than that of v12_fp8 over fp8, of v09_paged over pages of under 8 slots,
-    or else of v10_paged_boxes. The rule itself was not compared with times. Its rates are rough, of an H200 with heads of
-    128: v06 has 600 TFLOP/s, v12 170, v09 150 and v10 440. The copy is taken to cost 10 us, and 1 us for each 3 MB. All queries
-    count as seeing all keys. In 16 bits and pages of 8 slots or more, v11_paged_short takes up to 64 queries."""
-    is_fp8, is_in_boxes = params.get("quant", "none") == "fp8", params.get("page", "none") != "1"
-    if is_in_boxes and not is_fp8 and shape["seq_q"] <= 64:
-        return False
-    columns, keys = shape["head_dim"] + shape.get("v_dim", shape["head_dim"]), shape["batch"] * shape["seq_kv"]
-
-    def products(rows: int, tflops: int) -> float:
-        """Microseconds with tiles of so many rows."""
-        return 2e-6 * math.ceil(shape["seq_q"] / rows) * rows * keys * shape["heads"] * columns / tflops
-
-    in_place = products(64, 170) if is_fp8 else products(128, 440) if is_in_boxes else products(64, 150)
-    copy = 10 + (3 if is_fp8 else 4) * keys * shape["kv_heads"] * columns / 3e6
-    return copy + products(128, 600) < in_place
-
-
-def short_to_gather(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
-    """Whether `attention` over fp8 takes v12_fp8: where `long_to_gather` does not hold. All rows of fp8 are of long prompts, so
-    the nearest one would name v16_fp8_gathered for short ones, too."""
-    return not long_to_gather(shape, params)
-
-
 def any_length(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:
     """Whether n or k is not a multiple of 8, so that some rows do not split into pieces of 16 bytes. Of gemm_bias_gelu's CUDA
     kernels only v04_anywhere takes such products."""
@@ -236,14 +207,38 @@ def _prompts(shape: Mapping[str, int], params: Mapping[str, str]) -> attention_t
     return attention_times.Problem(**{**shape, "v_dim": v_dim}, causal=is_causal)
 
 
+_asked: tuple[Mapping[str, int], Mapping[str, str], str] = {}, {}, ""  # the last shape and parameters, and the kernel
+
+
+def attention_kernel(shape: Mapping[str, int], params: Mapping[str, str]) -> str:
+    """The kernel with the least time by the models. All rules of `attention` ask for it, one after the other, with the same
+    objects, so the last answer is remembered."""
+    global _asked
+    last_shape, last_params, kernel = _asked
+    if last_shape is shape and last_params is params:
+        return kernel
+    kernel = attention_times.fastest(_prompts(shape, params), kept=attention_times.how_kept(params))
+    _asked = shape, params, kernel
+    return kernel
+
+
 def _attends_with(kernel: str) -> Rule:
-    return lambda shape, params: attention_times.fastest(_prompts(shape, params)) == kernel
+    return lambda shape, params: attention_kernel(shape, params) == kernel
 
 
 # Whether `attention` takes a kernel, over keys and values that are in no pages.
 mma, in_turns, no_maximum = _attends_with("v03_mma"), _attends_with("v05_pingpong"), _attends_with("v06_no_maximum")
 heads_together, compact = _attends_with("v07_short"), _attends_with("v08_compact")
 wide_heads, few_tiles = _attends_with("v13_wide_heads"), _attends_with("v14_key_parts")
+few_wide_tiles = _attends_with("v17_wide_parts")
+# Over pages, and over fp8.
+paged_mma, boxes, short_boxes = (
+    _attends_with("v09_paged"),
+    _attends_with("v10_paged_boxes"),
+    _attends_with("v11_paged_short"),
+)
+gathered, parts_of_pages = _attends_with("v15_gathered"), _attends_with("v18_paged_parts")
+fp8_mma, fp8_gathered = _attends_with("v12_fp8"), _attends_with("v16_fp8_gathered")
 
 
 def before_hopper(shape: Mapping[str, int], params: Mapping[str, str]) -> bool:

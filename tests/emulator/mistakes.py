@@ -210,14 +210,31 @@ SEEDED: tuple[str, dict[str, Edit]] = (
         "logits": ("row * p.stride", "0"),
     },
 )
-# And tests/functional/test_key_parts.py, one at a time.
+# And tests/functional/test_key_parts.py, one at a time; the second ones only of keys in fp8.
 KEY_PARTS: tuple[str, dict[str, Edit]] = (
     "prefill_attention-v14_key_parts",
     {
         "first_block": ("whole.begin + blocks * number / parts", "blocks * number / parts"),
         "no_key": ("online.base[r] != -INFINITY", "true"),
-        "parts_there": ("parts_of(item.loaded.end - item.loaded.begin, most)", "most"),
+        "parts_there": ("parts_of(blocks, most, kLeastBlocks)", "most"),
         "slot": ("part * order.pieces() + index", "part"),
+    },
+)
+WIDE_PARTS: tuple[str, dict[str, Edit]] = (
+    "prefill_attention-v17_wide_parts",
+    {
+        "behind_last": ("whole * (number + 1) / parts", "(whole * (number + 1) / parts - (number + 1 < parts))"),
+        "first_block": "",
+        "parts_there": ("parts_of(w.blocks, most, kLeastWide)", "most"),
+        "slot": ("part * order.pieces() + index", "part"),
+    },
+)
+FP8_PARTS: tuple[str, dict[str, Edit]] = (
+    "prefill_attention-v16_fp8_gathered",
+    {
+        "keys_of_parts": ("p.scales[0]", "p.scales[1]"),
+        "values_of_parts": "",
+        "halves": ("0.5f * exponent", "exponent"),
     },
 )
 SINKS: tuple[str, dict[str, Edit]] = "prefill_attention-v08_compact", {"sink": ("kLog2E", "1.0f")}

@@ -206,14 +206,24 @@ BROKEN: dict[str, tuple[str, dict[str, Edit], str]] = {
     ),
     "parts of keys added without regard to their bases": (
         "prefill_attention-v14_key_parts",
-        {"weight": ("exp2_approx(stats[i].x - zero)", "1.0f")},
+        {"weight": ("weight_of(stats[i].x - zero)", "1.0f")},
+        WRONG,
+    ),
+    "boxes of the block before, keys in parts": (
+        "prefill_attention-v18_paged_parts",
+        {"next_boxes": ("block - 2", "block - 1")},
+        WRONG,
+    ),
+    "parts of keys in pages without their last block": (
+        "prefill_attention-v18_paged_parts",
+        {"behind_last": ("blocks * (number + 1) / parts", "blocks * (number + 1) / parts - (number + 1 < parts)")},
         WRONG,
     ),
     "every new token sees all keys": ("decode_attention-v01_naive", {"seen": ("query", "p.new_tokens - 1")}, WRONG),
     "exponentials replaced while they are read": ("decode_attention-v01_naive", {"q_arrived": ""}, WRONG),
     "parts added without regard to their bases": (
         "decode_attention-v02_split",
-        {"weight": ("exp2_approx(stats[i].x - zero)", "1.0f")},
+        {"weight": ("weight_of(stats[i].x - zero)", "1.0f")},
         WRONG,
     ),
     "keys read beyond the last": ("decode_attention-v02_split", {"last_key": IF_FALSE}, "outside operand"),

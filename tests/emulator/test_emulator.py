@@ -220,6 +220,7 @@ def test_entries_of_early_products_of_packed_weights(
         ("prefill_attention-v16_fp8_gathered", (2, 128), [(2, 70, 200, 2, 1, 64)]),
         ("prefill_attention-v10_paged_boxes", (8, 32, 256), [(2, 140, 300, 2, 1, 64), (1, 70, 260, 2, 1, 192, 128)]),
         ("prefill_attention-v11_paged_short", (8, 32, 256), [(2, 37, 170, 6, 2, 64), (1, 20, 330, 16, 1, 128)]),
+        ("prefill_attention-v18_paged_parts", (8, 32, 256), [(1, 3, 600, 6, 2, 64), (1, 20, 530, 16, 1, 128)]),
     ],
 )
 def test_pages_of_sizes_that_no_case_names(file, pages, shapes, layout, library) -> None:

@@ -13,7 +13,19 @@ from minfer.build import toolchain
 from minfer.fingerprint import _meaning
 from minfer.ops import PACKAGE, Kernel
 from tests.emulator import Emulated, KernelError, compiled, planted
-from tests.emulator.mistakes import BROKEN, GATED, KEY_PARTS, SCORED, SEEDED, SINKS, WHOLE, WIDE, WIDER
+from tests.emulator.mistakes import (
+    BROKEN,
+    FP8_PARTS,
+    GATED,
+    KEY_PARTS,
+    SCORED,
+    SEEDED,
+    SINKS,
+    WHOLE,
+    WIDE,
+    WIDE_PARTS,
+    WIDER,
+)
 from tests.emulator.planting import IF_FALSE, IF_TRUE, MARKER, Edit, check_markers, plant
 
 pytestmark = [
@@ -75,11 +87,13 @@ def test_all_mistakes_find_their_markers_and_all_markers_have_mistakes() -> None
     for file, edits in [(file, edits) for file, edits, _ in BROKEN.values()] + [
         WHOLE,
         KEY_PARTS,
+        FP8_PARTS,
         SCORED,
         SEEDED,
         SINKS,
         GATED,
         WIDE,
+        WIDE_PARTS,
         WIDER,
     ]:
         before, after = planted(kernels[file], {}), planted(kernels[file], {1: edits})

@@ -143,7 +143,8 @@ def test_a_case_names_fp8_only_where_keys_are_in_fp8():
         ((9, 0), (1, 64, 32768, 16, 2, 192, 128), "v16_fp8_gathered"),
         ((9, 0), (1, 2048, 131072, 32, 8, 128), "v16_fp8_gathered"),
         ((9, 0), (1, 2048, 131073, 32, 8, 128), "v12_fp8"),  # the copy would take more than 512 MiB
-        ((9, 0), (8, 16, 512, 32, 8, 64), "v12_fp8"),  # the copy takes longer than it saves
+        ((9, 0), (8, 16, 512, 32, 8, 64), "v16_fp8_gathered"),
+        ((9, 0), (64, 16, 64, 32, 8, 64), "v12_fp8"),  # the copy takes longer than it saves
         ((9, 0), (1, 20, 30, 4, 1, 256), "v12_fp8"),
         ((9, 0), (1, 2048, 16384, 32, 8, 256), "v12_fp8"),
         *((place, sizes, kernel) for place, kernel in (((8, 0), "v12_fp8"), (None, "cpu_naive_fp8"))

@@ -43,9 +43,14 @@ struct Merged {
 };
 
 // Adds `count` parts in their order, so that the bits do not depend on who adds them. It loads kBatch of them at a time, stats
-// and sums together, so that it waits once for all of a batch.
-template <int kBatch = 4, typename StatsOf, typename SumsOf>
+// and sums together, so that it waits once for all of a batch. kInHalves: each weight is applied as its root, twice, because it
+// would be 0 below 2^-126. So no part is lost that counts where the keys with the largest scores have values of exactly 0.
+template <int kBatch = 4, bool kInHalves = false, typename StatsOf, typename SumsOf>
 __device__ Merged merge(int count, StatsOf stats_of, SumsOf sums_of) {
+  const auto weight_of = [](float exponent) { return exp2_approx(kInHalves ? 0.5f * exponent : exponent); };  //@ halves
+  const auto multiply = [](float4& sums, float& total, float by) {
+    total *= by, sums.x *= by, sums.y *= by, sums.z *= by, sums.w *= by;
+  };
   Merged all;
 #pragma unroll 1
   for (int first = 0; first < count; first += kBatch) {
@@ -60,12 +65,14 @@ __device__ Merged merge(int count, StatsOf stats_of, SumsOf sums_of) {
     float base = all.base;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) base = fmaxf(base, stats[i].x);
-    const float zero = base_of_row(base), kept = exp2_approx(all.base - zero);
-    all.base = base, all.total *= kept;
-    all.sums.x *= kept, all.sums.y *= kept, all.sums.z *= kept, all.sums.w *= kept;
+    const float zero = base_of_row(base), kept = weight_of(all.base - zero);
+    all.base = base;
+    multiply(all.sums, all.total, kept);
+    if constexpr (kInHalves) multiply(all.sums, all.total, kept);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      const float weight = exp2_approx(stats[i].x - zero);  //@ weight
+      const float weight = weight_of(stats[i].x - zero);  //@ weight
+      if constexpr (kInHalves) multiply(more[i], stats[i].y, weight);
       all.total = fmaf(weight, stats[i].y, all.total);
       all.sums.x = fmaf(weight, more[i].x, all.sums.x), all.sums.y = fmaf(weight, more[i].y, all.sums.y);
       all.sums.z = fmaf(weight, more[i].z, all.sums.z), all.sums.w = fmaf(weight, more[i].w, all.sums.w);
@@ -75,10 +82,10 @@ __device__ Merged merge(int count, StatsOf stats_of, SumsOf sums_of) {
 }
 
 // The same for parts that other blocks have written, the i-th in slot(i). The loads bypass L1, which may hold older values.
-template <int kBatch = 4, typename SlotOf>
+template <int kBatch = 4, bool kInHalves = false, typename SlotOf>
 __device__ Merged merge_parts(const Parts& parts, int row, int column, int count, SlotOf slot) {
-  return merge<kBatch>(count, [&](int i) { return __ldcg(&parts.stats_at(slot(i), row)); },
-                       [&](int i) { return __ldcg(&parts.sums_at(slot(i), row, column)); });
+  return merge<kBatch, kInHalves>(count, [&](int i) { return __ldcg(&parts.stats_at(slot(i), row)); },
+                                  [&](int i) { return __ldcg(&parts.sums_at(slot(i), row, column)); });
 }
 
 // Rounds and stores four columns of row `row` of the query rows that share key-value head `kv_head`. A Problem is a Cached

@@ -9,7 +9,7 @@ those of q and k: an axis `v_dim` says so, of 128 where head_dim is 192, as in t
 
     padded  q is (batch, seq_q, heads, head_dim), k (batch, seq_kv, kv_heads, head_dim), v (batch, seq_kv, kv_heads, v_dim), and
             out (batch, seq_q, heads, v_dim). q_seqlens and kv_seqlens are empty, or int32 (batch,): how many tokens of each
-            sequence count. out of the others is 0.
+            sequence count. out of the others is 0. Kernels also take kv_seqlens alone; then all queries count.
     packed  q and out are (tokens, heads, …), one sequence after the other without padding, k and v likewise.
             q_seqlens and kv_seqlens are int32 (batch + 1,), cumulative from 0: `cu_seqlens`.
 
@@ -347,19 +347,19 @@ op.cuda(
     preferred="compact",
     entries=("sinks",),
 )
-op.cuda("v09_paged.cu", params=PAGED)
-# Before v10: rules are tried in this order, and one of v10's and v11's always holds.
-op.cuda("v15_gathered.cu", params=PAGED, archs="sm_90a", requires=COPIED, preferred="long_to_gather")
-op.cuda("v16_fp8_gathered.cu", params=FP8, archs="sm_90a", requires=COPIED, preferred="long_to_gather")
+op.cuda("v09_paged.cu", params=PAGED, preferred="paged_mma")
+op.cuda("v15_gathered.cu", params=PAGED, archs="sm_90a", requires=COPIED, preferred="gathered")
+op.cuda("v16_fp8_gathered.cu", params=FP8, archs="sm_90a", requires=COPIED, preferred="fp8_gathered")
 op.cuda(
     "v10_paged_boxes.cu",
     params=BOXES,
     archs="sm_90a",
     requires=heads_of(64, 96, 128, latent=True),
-    preferred="long_chunks",
+    preferred="boxes",
 )
-op.cuda("v11_paged_short.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128), preferred="short_chunks")
-op.cuda("v12_fp8.cu", params=FP8, preferred="short_to_gather")
+op.cuda("v11_paged_short.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128), preferred="short_boxes")
+op.cuda("v18_paged_parts.cu", params=BOXES, archs="sm_90a", requires=heads_of(64, 128), preferred="parts_of_pages")
+op.cuda("v12_fp8.cu", params=FP8, preferred="fp8_mma")
 op.cuda(
     "v13_wide_heads.cu",
     params=WHOLE,
@@ -368,6 +368,13 @@ op.cuda(
     preferred="wide_heads",
 )
 op.cuda("v14_key_parts.cu", params=WHOLE, archs="sm_90a", requires=heads_of(64, 128), preferred="few_tiles")
+op.cuda(
+    "v17_wide_parts.cu",
+    params=WHOLE,
+    archs="sm_90a",
+    requires=heads_of(192, 256, latent=True),
+    preferred="few_wide_tiles",
+)
 op.triton("triton_flash.py", params=WHOLE, requires=heads_of(64, 128, 256))
 op.cpp("cpu_naive.cpp", params=WHOLE)
 op.cpp("cpu_naive.cpp", name="cpu_naive_paged", params=PAGED)

@@ -1,5 +1,5 @@
 // What v15_gathered and v16_fp8_gathered share. One kernel copies the keys and values of each sequence to scratch memory, in
-// q's dtype and without pages. Another one, with v06's consumers, reads the copy.
+// q's dtype and without pages. Another one, with v06's consumers, reads the copy; or v14's two, for few queries over many keys.
 #pragma once
 
 #include <type_traits>
@@ -8,6 +8,7 @@
 #include "cuda/fp8.cuh"
 #include "fp8_attention.h"
 #include "no_maximum.cuh"
+#include "parts_kernel.cuh"
 
 namespace minfer {
 
@@ -20,17 +21,17 @@ constexpr int kInFlight = 4;         // pieces that a thread reads before it wri
 template <typename T>
 struct Gathered : PagedAttention<T> {
   bool in_pages;
-  int rows;  // of all sequences
+  int all_rows;  // of all sequences
 
   explicit Gathered(const PagedAttention<T>& p) : PagedAttention<T>(p), in_pages(true) { count_rows(); }
   explicit Gathered(const Attention<T>& p) : PagedAttention<T>{p, nullptr, 0, 0, 0}, in_pages(false) { count_rows(); }
 
-  void count_rows() { rows = to_int(int64_t(sequences()) * this->seq_kv, "prefill_attention: the copy of k"); }
+  void count_rows() { all_rows = to_int(int64_t(sequences()) * this->seq_kv, "prefill_attention: the copy of k"); }
 
   // How many sequences of seq_kv keys the copy has room for.
   int sequences() const { return this->packed && !in_pages ? 1 : this->batch; }
   int blocks() const { return this->packed ? 1 : this->batch; }
-  int slots() const { return this->packed ? rows : this->seq_kv; }
+  int slots() const { return this->packed ? all_rows : this->seq_kv; }
 
   MINFER_EITHER Sequence sequence(int number) const {
     if (!in_pages) return Attention<T>::sequence(number);
@@ -46,8 +47,14 @@ struct Gathered : PagedAttention<T> {
   }
 };
 
-// The keys of a sequence that any of its queries sees, from a multiple of `block_n` on, because v06's kernel multiplies whole
-// blocks. Packed keys without pages count as one sequence.
+// The same with the scales of keys and of values, which the copy is without.
+template <typename T>
+struct ScaledCopy : Gathered<T> {
+  const float* scales;
+};
+
+// The keys of a sequence that any of its queries sees, from a multiple of `block_n` on, because the kernels that read the copy
+// multiply whole blocks. Packed keys without pages count as one sequence.
 template <typename P>
 __device__ Span keys_to_gather(const P& p, int number, int block_n) {
   if constexpr (!P::kPaged)
@@ -134,6 +141,20 @@ __global__ void __launch_bounds__(kGatherers)
   gather_rows<kDim>(k + row * kDim, p.k, offsets_of_k, keys, p.kv_heads);
   gather_rows<kDimV>(v + row * kDimV, p.v, offsets_of_v, keys, p.kv_heads);
 }
+
+// As CopyByThread, for v14's kernel over the copy.
+struct CopyGathered {
+  static constexpr bool kStartsEarly = true;
+
+  template <typename Tile, typename P>
+  __device__ void operator()(const Tile& tile, const P& p, const AttentionMaps& maps, int log_packed) const {
+    if (threadIdx.x != kWarpgroups * 128) return;
+    wait_for_previous();
+    copy_items(tile, p, maps, log_packed);
+  }
+};
+
+namespace no_maximum {
 
 // v06's `produce`, but it waits for the copy before it reads keys.
 template <typename T, int kDim, int kDimV>
@@ -233,37 +254,56 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Starts both kernels. p is a PagedAttention<T> or an Fp8Attention.
+// Starts this kernel; `scales` is null where there are none. What it reads before it waits for the copy was there before
+// `gather` began.
+template <int kDim, int kDimV, bool kScaled, typename T>
+void launch(const Gathered<T>& p, const float* scales) {
+  constexpr int kBytes = Consumer<T, kDim, kDimV>::kBytes;
+  const AttentionMaps maps = make_maps(p, TilesOf<T, kDim, kDimV>::kBlockN);
+  const Order order = make_order(p, kL2Bytes);
+  const auto kernel = attend<T, kDim, kDimV, kScaled>;
+  STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
+  STD_CUDA_CHECK(launch_early(kernel, 1, dim3(blocks), kThreads, kBytes, p.stream, maps, p, order, scales,
+                              counters_of(p.stream)));
+}
+
+}  // namespace no_maximum
+
+// Starts the kernels. p is a PagedAttention<T> or an Fp8Attention.
 template <typename P>
 void launch_gathered(const P& p) {
   using T = typename P::Element;
-  constexpr bool kScaled = requires { p.scales; };
+  constexpr bool kScaled = kHasScales<P>;
   STD_TORCH_CHECK(p.v_dim <= 128, "prefill_attention: this kernel needs v with a head_dim of at most 128, got ", p.v_dim);
   check_rows_in_pieces(p.k, p.dim, "prefill_attention: k"), check_rows_in_pieces(p.v, p.v_dim, "prefill_attention: v");
   const auto launch_dims = [&]<int kDim, int kDimV>() {
-    constexpr int kBytes = Consumer<T, kDim, kDimV>::kBytes, kBlockN = TilesOf<T, kDim, kDimV>::kBlockN;
-    static_assert(kBlockN % kKeysOfGatherer == 0);
+    constexpr bool kDivides = kDim == kDimV && kDim % 64 == 0;  // v14's heads
+    constexpr int kBlockN = no_maximum::TilesOf<T, kDim, kDimV>::kBlockN;
+    static_assert(kBlockN % kKeysOfGatherer == 0 && kKeys % kKeysOfGatherer == 0);
     Gathered<T> gathered(p);
-    const int64_t numbers_of_k = int64_t(gathered.rows) * p.kv_heads * kDim;
-    const int64_t numbers_of_v = int64_t(gathered.rows) * p.kv_heads * kDimV;
+    const int64_t numbers_of_k = int64_t(gathered.all_rows) * p.kv_heads * kDim;
+    const int64_t numbers_of_v = int64_t(gathered.all_rows) * p.kv_heads * kDimV;
     const auto scratch = scratch_words((numbers_of_k + numbers_of_v) / 2);
     T *k = static_cast<T*>(scratch.mutable_data_ptr()), *v = k + numbers_of_k;
     gathered.k = gathered.rows_at(k, kDim), gathered.v = gathered.rows_at(v, kDimV);
-    if (gathered.rows > 0) {
+    const Division division = kDivides ? divide_keys(gathered) : Division{0, {}, 1};
+    if (gathered.all_rows > 0) {
       const int blocks_of_one = (p.seq_kv + kKeysOfGatherer - 1) / kKeysOfGatherer;
       const int blocks = to_int(int64_t(gathered.sequences()) * blocks_of_one, "prefill_attention: the copy of k");
-      gather<kDim, kDimV, P><<<blocks, kGatherers, 0, p.stream>>>(p, k, v, blocks_of_one, kBlockN);
+      const int block_n = division.most > 1 ? kKeys : kBlockN;
+      gather<kDim, kDimV, P><<<blocks, kGatherers, 0, p.stream>>>(p, k, v, blocks_of_one, block_n);
     }
-    const AttentionMaps maps = make_maps(gathered, kBlockN);
-    const Order order = make_order(gathered, kL2Bytes);
-    const auto kernel = attend<T, kDim, kDimV, kScaled>;
-    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    const int blocks = order.pieces() < multiprocessors() ? order.pieces() : multiprocessors();
     const float* scales = nullptr;
     if constexpr (kScaled) scales = p.scales;
-    // What this kernel reads before it waits for the copy was there before `gather` began.
-    STD_CUDA_CHECK(launch_early(kernel, 1, dim3(blocks), kThreads, kBytes, p.stream, maps, gathered, order, scales,
-                                counters_of(p.stream)));
+    if constexpr (kDivides) {
+      if (division.most > 1) {
+        if constexpr (kScaled) launch_divided<kDim>(ScaledCopy<T>{gathered, scales}, division, kKeys, CopyGathered{});
+        else launch_divided<kDim>(gathered, division, kKeys, CopyGathered{});
+        return;
+      }
+    }
+    no_maximum::launch<kDim, kDimV, kScaled>(gathered, scales);
   };
   if (p.dim == 64) launch_dims.template operator()<64, 64>();
   else if (p.dim == 96) launch_dims.template operator()<96, 96>();

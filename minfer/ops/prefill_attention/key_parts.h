@@ -1,4 +1,4 @@
-// Into how many parts v14_key_parts divides the keys of an item.
+// Into how many parts v14_key_parts and v17_wide_parts divide the keys of an item.
 #pragma once
 
 #include <algorithm>
@@ -6,21 +6,25 @@
 
 namespace minfer {
 
-constexpr int kLeastBlocks = 4;  // of 64 keys: of a part
-constexpr int kMostParts = 64;
-constexpr int kMostWaves = 8;      // of parts; it bounds the memory for their sums
+// Of v14_key_parts, whose blocks have 64 keys.
+constexpr int kLeastBlocks = 4;    // of a part
 constexpr int kBlocksBesides = 6;  // what a part takes besides, in blocks: its first copies, its store, its addition
+// Of v17_wide_parts, whose blocks have 128 keys.
+constexpr int kLeastWide = 2, kBesidesWide = 4;
+constexpr int kMostParts = 64;
+constexpr int kMostWaves = 8;  // of parts; it bounds the memory for their sums
 
 // The number of parts of each of `items`, the longest of which sees `blocks` of keys: the smallest number with which all waves
-// take the least time. It is a pure function.
-inline int count_parts(int64_t items, int64_t blocks, int multiprocessors) {
+// take the least time. A part has at least `least` blocks, and takes as long as `besides` more. It is a pure function.
+inline int count_parts(int64_t items, int64_t blocks, int multiprocessors, int least = kLeastBlocks,
+                       int besides = kBlocksBesides) {
   const int64_t in_waves = int64_t(kMostWaves) * multiprocessors / std::max<int64_t>(items, 1);
-  const int64_t most = std::clamp<int64_t>(std::min(blocks / kLeastBlocks, in_waves), 1, kMostParts);
-  int64_t best = 1, least = INT64_MAX;
+  const int64_t most = std::clamp<int64_t>(std::min(blocks / least, in_waves), 1, kMostParts);
+  int64_t best = 1, shortest = INT64_MAX;
   for (int64_t parts = 1; parts <= most; ++parts) {
     const int64_t waves = (items * parts + multiprocessors - 1) / multiprocessors;
-    const int64_t time = waves * ((blocks + parts - 1) / parts + kBlocksBesides);
-    if (time < least) least = time, best = parts;
+    const int64_t time = waves * ((blocks + parts - 1) / parts + besides);
+    if (time < shortest) shortest = time, best = parts;
   }
   return static_cast<int>(best);
 }

@@ -4,7 +4,7 @@
 #include "cuda/counters.cuh"
 #include "hopper_attention.cuh"
 
-namespace minfer {
+namespace minfer::no_maximum {
 
 constexpr int64_t kL2Bytes = 8 << 20;                    // of an H200's 60 MB
 constexpr int kTurnBarrier = kTailBarrier + kConsumers;  // and one more
@@ -29,8 +29,7 @@ struct Phases {
   __device__ void flip(int stage) { bits ^= 1 << stage; }
 };
 
-// kInHalves: when a row's base grows, out is multiplied twice by the root of the factor, which would be 0 below 2^-126. So no
-// part of out is lost that counts where the keys with the largest scores have values of exactly 0, as in fp8.
+// kInHalves: when a row's base grows, out is multiplied twice by the root of the factor (OnlineRows::add_in_halves).
 template <typename T, int kDim, int kDimV, bool kInHalves = false>
 struct Consumer {
   using Tile = TilesOf<T, kDim, kDimV>;
@@ -71,15 +70,10 @@ struct Consumer {
     wgmma_wait_for<kFirst ? 0 : 1>(scores);
     rows.release(tile.empty_k + stage);
     if constexpr (!kPlain) rows.mask(scores, w, block);
-    if constexpr (!kInHalves) return rows.online.template add_rounded<T, kFirst>(scores, exponentials, rows.factor, rescale);
-    const float before[2] = {rows.online.base[0], rows.online.base[1]};
-    const bool grows = rows.online.template add_rounded<T, kFirst>(scores, exponentials, rows.factor, rescale);
-    if (grows)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        if (rows.online.base[r] > before[r])
-          rescale[r] = exp2_approx((before[r] - rows.online.base[r]) * (0.5f * rows.factor));  //@ root
-    return grows;
+    if constexpr (kInHalves)
+      return rows.online.template add_in_halves<T, kFirst>(scores, exponentials, rows.factor, rescale);
+    else
+      return rows.online.template add_rounded<T, kFirst>(scores, exponentials, rows.factor, rescale);
   }
 
   __device__ void finish_out(int stage) {
@@ -178,4 +172,4 @@ struct Consumer {
   }
 };
 
-}  // namespace minfer
+}  // namespace minfer::no_maximum

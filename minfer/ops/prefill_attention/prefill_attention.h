@@ -30,7 +30,7 @@ struct Attention {
   Rows<const T> q, k, v;
   float* lse;  // null if nobody asks for it
   int64_t lse_batch, lse_head;  // its strides; tokens are contiguous
-  const int *q_seqlens, *kv_seqlens;  // null: every sequence has seq_q queries and seq_kv keys
+  const int *q_seqlens, *kv_seqlens;  // null: every sequence has seq_q queries, or seq_kv keys
   bool packed;
   int batch, heads, kv_heads, dim;
   int seq_q, seq_kv;  // the longest that a sequence may be; all tokens where sequences are packed
@@ -195,6 +195,7 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
                             const Tensor& q_seqlens, const Tensor& kv_seqlens, bool causal, int64_t window,
                             double softcap, double scale) {
   const int64_t counts = check_queries(q, q_seqlens), last = q.dim() - 1, dim = q.size(last);
+  const int64_t kv_counts = q.dim() == 3 ? counts : kv_seqlens.numel() == 0 ? 0 : q.size(0);
   check_rank(k, "prefill_attention: k", q.dim()), check_rank(v, "prefill_attention: v", q.dim());
   const int64_t kv_heads = k.size(last - 1), seq_kv = k.size(last - 2), v_dim = v.size(last);
   if (q.dim() == 3) {
@@ -205,7 +206,7 @@ Attention<T> make_attention(const Tensor& out, const Tensor& lse, const Tensor& 
     check_sizes(v, "prefill_attention: v", {q.size(0), seq_kv, kv_heads, v_dim});
   }
   Attention<T> p;
-  set_attention<KV>(p, out, lse, q, k, v, q_seqlens, kv_seqlens, counts, counts, seq_kv, causal, window, softcap, scale);
+  set_attention<KV>(p, out, lse, q, k, v, q_seqlens, kv_seqlens, counts, kv_counts, seq_kv, causal, window, softcap, scale);
   return p;
 }
 

@@ -1,12 +1,13 @@
-// What v07_short, v11_paged_short and v14_key_parts share: the work of their consumer warpgroups.
+// What v07_short, v11_paged_short, v14_key_parts and others share: the work of their consumer warpgroups.
 #pragma once
 
 #include "short_items.cuh"
 
 namespace minfer {
 
-// The registers of a consumer warpgroup, and its loop.
-template <typename T, int kDim, typename Item = minfer::Item>
+// The registers of a consumer warpgroup, and its loop. kInHalves: when a row's base grows, out is multiplied twice by the root
+// of the factor (OnlineRows::add_in_halves).
+template <typename T, int kDim, typename Item = minfer::Item, bool kInHalves = false>
 struct Consumer : Rows64<ShortTiles<T, kDim, Item>> {
   using Tile = ShortTiles<T, kDim, Item>;
   using Base = Rows64<Tile>;
@@ -97,7 +98,8 @@ struct Consumer : Rows64<ShortTiles<T, kDim, Item>> {
     release(tiles.empty_k + keys.stage);
     keys.advance();
     if constexpr (!kPlain) mask(scores, w, block);
-    return online.template add_rounded<T, kFirst>(scores, exponentials, factor, rescale);
+    if constexpr (kInHalves) return online.template add_in_halves<T, kFirst>(scores, exponentials, factor, rescale);
+    else return online.template add_rounded<T, kFirst>(scores, exponentials, factor, rescale);
   }
   __device__ void finish_out() {
     wgmma_wait_for<0>(out);
@@ -116,6 +118,8 @@ struct Consumer : Rows64<ShortTiles<T, kDim, Item>> {
     const bool grows = finish_scores<false, kPlain>(scores, exponentials, w, block, rescale);
     finish_out();
     if (grows) scale_rows(out, rescale);  //@ rescale
+    if constexpr (kInHalves)
+      if (grows) scale_rows(out, rescale);
   }
 
   // All blocks but the first one. Plain scores are neither capped nor hidden; they have a loop of their own, as in v06.

@@ -52,8 +52,8 @@ def step(
 def kernel(
     out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, q_seqlens, kv_seqlens, batch, seq_q, seq_kv, group, factor, inside, window,
     out_b, out_t, out_h, q_b, q_t, q_h, k_b, k_t, k_h, v_b, v_t, v_h, lse_b, lse_h,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr, LENGTHS: tl.constexpr,
-    LSE: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PACKED: tl.constexpr, LENGTHS_Q: tl.constexpr,
+    LENGTHS_KV: tl.constexpr, LSE: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     # Which queries of which sequence: tiles come from the last of a sequence to the first, which has least to do.
     head = tl.program_id(1)
@@ -75,9 +75,11 @@ def kernel(
         keys = tl.minimum(tl.maximum(tl.load(kv_seqlens + number + 1), first_k), seq_kv) - first_k
         rows_there = queries
         number = 0  # of batch strides
-    elif LENGTHS:
-        queries = tl.minimum(tl.maximum(tl.load(q_seqlens + number), 0), seq_q)
-        keys = tl.minimum(tl.maximum(tl.load(kv_seqlens + number), 0), seq_kv)
+    else:
+        if LENGTHS_Q:
+            queries = tl.minimum(tl.maximum(tl.load(q_seqlens + number), 0), seq_q)
+        if LENGTHS_KV:
+            keys = tl.minimum(tl.maximum(tl.load(kv_seqlens + number), 0), seq_kv)
 
     rows = row0 + tl.arange(0, ROWS)
     dims = tl.arange(0, DIM)
@@ -155,6 +157,7 @@ def prefill_attention(
         out, lse, q, k, v, q_seqlens, kv_seqlens, batch, seq_q, seq_kv, heads // kv_heads,
         (softcap or scale) * 1.44269504, scale / softcap if softcap else 1.0, min(window, 1 << 29),
         *strides, heads * seq_q, seq_q,
-        CAUSAL=causal, WINDOW=window > 0, CAPPED=softcap > 0, PACKED=packed, LENGTHS=len(q_seqlens) > 0,
-        LSE=lse.numel() > 0, DIM=dim, ROWS=rows, KEYS=keys, num_warps=8 if dim == 128 else 4, num_stages=2,
+        CAUSAL=causal, WINDOW=window > 0, CAPPED=softcap > 0, PACKED=packed, LENGTHS_Q=len(q_seqlens) > 0,
+        LENGTHS_KV=len(kv_seqlens) > 0, LSE=lse.numel() > 0, DIM=dim, ROWS=rows, KEYS=keys,
+        num_warps=8 if dim == 128 else 4, num_stages=2,
     )  # fmt: skip

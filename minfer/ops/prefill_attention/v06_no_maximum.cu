@@ -15,6 +15,8 @@
 
 namespace minfer {
 
+using namespace no_maximum;
+
 // Takes tiles from the counter and copies for them until there are none. The first tile of a block is its own number. `drawn`
 // counts the others, of all blocks, and the last one wraps it to zero.
 template <typename T, int kDim, int kDimV>

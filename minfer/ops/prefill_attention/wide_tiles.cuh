@@ -1,17 +1,28 @@
-// What shared memory has in v13_wide_heads, and the thread that fills it.
+// What shared memory has in v13_wide_heads and v17_wide_parts, and the thread that fills it.
 #pragma once
 
 #include "no_maximum.cuh"
 
 namespace minfer {
 
+using namespace no_maximum;
+
 constexpr int kKeys = 128;  // in a block of keys
+
+// Items that the producer has taken, for the consumers to read. An item is a Work, or is derived from it.
+template <typename Item>
+struct SlotsOf {
+  Item work[kSlots];
+  uint64_t full[kSlots], empty[kSlots];
+};
 
 // A thread block's shared memory and barriers: q, over which out is written, and a ring of pieces of keys and values. All are
 // in slabs of 64 columns, in the 128-byte swizzle.
-template <typename T_, int kDim_, int kDimV_>
+template <typename T_, int kDim_, int kDimV_, typename Item_ = Work>
 struct WideTiles {
   using T = T_;
+  using Item = Item_;
+  using Slots = SlotsOf<Item>;
   static constexpr int kDim = kDim_, kDimV = kDimV_, kBlockN = kKeys, kSlabs = kDim / 64, kSlabsV = kDimV / 64;
   static constexpr int kOutSlabs = kSlabsV;
   static constexpr int kValues = kBlockN % 32 == 0 ? 32 : 16, kPiecesOfV = kBlockN / kValues;  // rows of a piece; pieces
@@ -41,20 +52,33 @@ struct WideTiles {
   __device__ T* out_box(int warp, int slab) const { return q + (slab * kBlockM + warp * kRowsOfWarp) * 64; }
 };
 
-// Takes tiles as v06 does, and copies keys and values in the order in which a warpgroup multiplies them.
-template <typename Tile, typename T>
-__device__ void produce(const Tile& tile, const Attention<T>& p, const AttentionMaps& maps, const Order& order,
-                        unsigned* drawn) {
+// All tiles of `order`; some indices have none.
+template <typename P>
+struct WholeTiles {
+  const P& p;
+  const Order& order;
+
+  __device__ int count() const { return order.pieces(); }
+  __device__ Work operator[](int index) const { return work_of<kKeys>(p, index, order); }
+};
+template <typename P>
+WholeTiles(const P&, const Order&) -> WholeTiles<P>;
+
+// Takes items as v06 takes tiles, and copies keys and values in the order in which a warpgroup multiplies them.
+template <typename Tile, typename T, typename All>
+__device__ void produce(const Tile& tile, const Attention<T>& p, const AttentionMaps& maps, const All& all, unsigned* drawn) {
+  using Item = typename Tile::Item;
   tma_prefetch(maps.q), tma_prefetch(maps.k), tma_prefetch(maps.v);
   Ring<Tile::kStages> ring;
   Ring<kSlots> slot;
   bool first = true;
   const auto take = [&] {
-    Work w{-1, 0, 0, {}, 0, 0};
-    for (int index = 0; !w.exists() && index < order.pieces();) {
-      index = first ? blockIdx.x : gridDim.x + atomicInc(drawn, order.pieces() - 1);
+    Item w{};
+    w.number = -1;
+    for (int index = 0; !w.exists() && index < all.count();) {
+      index = first ? blockIdx.x : gridDim.x + atomicInc(drawn, all.count() - 1);
       first = false;
-      if (index < order.pieces()) w = work_of<Tile::kBlockN>(p, index, order);
+      if (index < all.count()) w = all[index];
     }
     barrier_wait(tile.slots->empty + slot.stage, slot.parity ^ 1);
     tile.slots->work[slot.stage] = w;
@@ -62,7 +86,7 @@ __device__ void produce(const Tile& tile, const Attention<T>& p, const Attention
     slot.advance();
     return w;
   };
-  for (Work w = take(); w.exists();) {
+  for (Item w = take(); w.exists();) {
     const int head = p.kv_head(w.head), batch = p.packed ? 0 : w.number;
     const auto expect = [&](int bytes) {
       barrier_wait(tile.empty + ring.stage, ring.parity ^ 1);
@@ -86,7 +110,7 @@ __device__ void produce(const Tile& tile, const Attention<T>& p, const Attention
     if (w.blocks > 0) load_keys(w.blocks - 1);
 #pragma unroll 1
     for (int block = w.blocks - 1; block > 0; --block) load_values(block), load_keys(block - 1);
-    const Work next = take();
+    const Item next = take();
     if (w.blocks > 0) load_values(0);
     w = next;
   }
