@@ -182,7 +182,8 @@ def _attention(
     if sinks is not None and not (fused or return_lse):
         lse = q.new_empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float32)
     heads, dim = q.shape[-2:]
-    shape = {"batch": batch, "seq_q": longest[0], "seq_kv": longest[1]}
+    seen = min(longest[1], window + longest[0]) if window and plain else longest[1]  # keys, which the choice counts
+    shape = {"batch": batch, "seq_q": longest[0], "seq_kv": seen}
     shape |= {"heads": heads, "kv_heads": k.shape[-2], "head_dim": dim}
     if v.shape[-1] != dim:
         shape["v_dim"] = v.shape[-1]

@@ -45,3 +45,20 @@ def test_few_queries_over_many_keys_are_of_decode_attention(queries, dim, v_dim,
     attention(q, k, v, causal=True, return_lse=True)
     attention(q, k[:, :60], v[:, :60], causal=True)
     assert not counted
+
+
+@pytest.mark.parametrize(("window", "counted"), [(None, 900), (50, 67), (1000, 900)])
+def test_the_choice_counts_the_keys_that_a_window_leaves(window, counted, monkeypatch):
+    own, chosen = sys.modules["minfer.functional.attention"], []
+    call = own.library.call
+    monkeypatch.setattr(
+        own.library,
+        "call",
+        lambda op, x, dtype, shape, *y, **z: chosen.append(shape) or call(op, x, dtype, shape, *y, **z),
+    )
+    q, k = random(1, 17, 4, 64), random(1, 900, 2, 64)
+    near(
+        attention(q, k, k, causal=True, window=window)[0],
+        definition(q[0], k[0], k[0], causal=True, window=window or 0)[0],
+    )
+    assert [shape["seq_kv"] for shape in chosen] == [counted]
