@@ -10,14 +10,13 @@ Heads are those of the models of `minfer/ops/models.csv`. The tokens of a prompt
 a batch has at most 8192 tokens. Sequences are padded and full, and three quarters of the problems are causal. With --keys the
 tokens are the last ones of a cache, whose length is log-uniform too; the caches of a batch have at most 262,144 keys. A third
 of the problems are in float16. Each kernel is timed at each problem that it supports, v03_mma only up to 2048 tokens, because
-others are far faster beyond. So is `decode_attention`, which `attention` calls for few queries. It needs their lengths on the
-GPU; the tables and the models count 2 us more for the launch that writes these. cuDNN and FlashAttention-2 are those of
-PyTorch's `scaled_dot_product_attention`. With --paged keys and values are in pages of 16 or of 1, or in fp8 with or without
-pages of 16, and no other implementation is timed.
+others are far faster beyond. So is `decode_attention`, which `attention` calls for few queries, but not where that would call a
+kernel of prefill_attention. It needs their lengths on the GPU; the tables and the models count 2 us more for the launch that
+writes these. cuDNN and FlashAttention-2 are those of PyTorch's `scaled_dot_product_attention`. With --paged keys and values are
+in pages of 16 or of 1, or in fp8 with or without pages of 16, and no other implementation is timed.
 
-The committed times have a column `seed`: 3 and 5 of prompts; 4, 6 and 8 with `--keys 256 65536`; 9 to 11 with that and
---paged. Tokens are `--tokens 1 2048` (6 and 8: `1 1024`). The models were fitted to seeds 3, 4, 6, 9 and 11
-(benchmarks/fit_attention.py).
+The committed times have a column `seed`: 3 and 5 of prompts; 4 with `--keys 256 65536 --tokens 1 2048`; 6 and 8 the same with
+`--tokens 1 1024`; 9 to 11 as 4, with --paged. The models were fitted to all but 5, 8 and 10 (benchmarks/fit_attention.py).
 
 A time is the median of seven cold calls, in microseconds: 256 MiB are read before each, and each round has a new order of the
 kernels. A kernel whose result is wrong ends the program. The tables compare the kernel that `attention` takes (`chosen`) and

@@ -6,10 +6,10 @@ attention_times.py took, and says how good the choice is at problems to which th
 
 For each way to keep keys and values, each kernel and heads, the constants are not negative, and the squares of the relative
 errors are least. A loss is the time of the kernel with the least time by the models, over that of the fastest kernel, minus
-one. The first table is of problems of FITTED, each with constants that were fitted without its fifth of them. Those of
-attention_times.json were fitted to all of these. The other tables have the choice by them at problems of LATER: the speeds of
-the chosen and of the fastest kernel relative to the better of cuDNN and FlashAttention-2, in the geometric mean; the share of
-problems at which the chosen one has less than 0.95 of its speed; and the loss.
+one. The first table is of a 5-fold cross-validation over the problems of FITTED. The constants of attention_times.json were
+fitted to all of these. The other tables have the choice by them at problems of LATER: the speeds of the chosen and of the
+fastest kernel relative to the better of cuDNN and FlashAttention-2, in the geometric mean; the share of problems at which the
+chosen one has less than 0.95 of its speed; and the loss.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def losses(times: pd.DataFrame, constants: Constants) -> pd.DataFrame:
 
 
 def losses_at_left_out(times: pd.DataFrame, folds: int = 5) -> pd.DataFrame:
-    """`losses` at all problems, a random fifth after the other, by constants that were fitted to the other four fifths."""
+    """`losses` in a cross-validation: at each random fifth of the problems, by constants fitted to the others."""
     fold = np.random.default_rng(0).integers(folds, size=len(times))
     return pd.concat([losses(times[fold == i], fitted(times[fold != i])) for i in range(folds)])
 

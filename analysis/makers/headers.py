@@ -56,8 +56,10 @@ def choose_rows(table: pa.Table) -> dict[tuple[str, str], Row]:
 
 
 def rank(row: Row, problem: str | None, group: str) -> tuple[object, ...]:
-    """What stands for a kernel: the representative problem, else the largest of its dtype and parameters, else the largest."""
-    return row["problem"] != problem, setting(row) != group, -(number(row, "bytes") or 0), row["case"]
+    """What stands for a kernel: the representative problem, else the largest of its dtype and parameters, else the largest. The
+    work of a kernel that is measured in TFLOP/s is in FLOPs, that of others in bytes."""
+    size = number(row, "flops" if row["metric"] == "TFLOP/s" else "bytes") or 0
+    return row["problem"] != problem, setting(row) != group, -size, row["case"]
 
 
 def line(row: Row, stem: str) -> str:

@@ -100,9 +100,9 @@ struct OnlineRows {
     return grows;
   }
 
-  // The same, but `rescale` is the root of the factor, and the caller multiplies by it twice: the factor itself is 0 below
-  // 2^-126. So no part of the caller's sums is lost that counts where the keys with the largest scores have values of exactly
-  // 0, as in fp8.
+  // The same, but `rescale` is the square root of the factor, and the caller multiplies by it twice. The factor itself is 0 in
+  // fp32 below 2^-126. Then small terms of the caller's sums would vanish, which shows where the key with the largest score has
+  // a value of exactly 0, as some have in fp8.
   template <typename T, bool kFirst, int kCount>
   __device__ bool add_in_halves(const float (&scores)[kCount], uint32_t (&exponentials)[kCount / 8][4], float factor,
                                 float (&rescale)[2]) {

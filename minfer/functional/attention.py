@@ -230,9 +230,10 @@ def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, wind
     """Whether decode_attention takes this problem, and is the fastest by models of the times. It is causal; a single query
     sees all keys either way."""
     new, (keys, kv_heads) = q.shape[1], k.shape[1:3]
+    is_hopper = library.capability_of(q) == (9, 0)
     if (
         new > MOST_NEW
-        or is_for_prefill(new, keys, q.shape[2], kv_heads, q.shape[3])
+        or (is_hopper and is_for_prefill(new, keys, q.shape[2], kv_heads, q.shape[3]))
         or not (causal or new == 1)
         or v.shape[3] != v_dim_of(q)
         or library.device_of(q).type not in DEVICES_THAT_DIVIDE
@@ -240,7 +241,7 @@ def _is_for_decode_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, wind
         return False
     seen = min(keys, window + new) if window else keys
     of = Problem(q.shape[0], new, seen, q.shape[2], kv_heads, q.shape[3], v.shape[3], causal)
-    return fastest(of, True, hopper=library.capability_of(q) == (9, 0)) == DECODE
+    return fastest(of, True, hopper=is_hopper) == DECODE
 
 
 def _has_sinks(q: Tensor, keys: int, window: int) -> bool:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 MULTIPROCESSORS = 132  # of an H100 or H200
 DECODE = "decode_attention"  # not a kernel: `attention` calls this function where it is the fastest
 MOST_PACKED = 16  # heads in a tile of v07_short and v08_compact
-ROWS_OF_DECODE, KEYS_OF_DECODE = 8, 64  # rows of queries that decode_attention multiplies at once, and by how many keys
+ROWS_OF_DECODE, KEYS_OF_DECODE = 8, 64  # rows of queries of one mma of decode_attention, and a number of keys
 ROWS_OF_WARPGROUP = 64  # of which a tile of 128 rows has two
 # How keys and values are kept: side by side, in pages of 8 slots or more, in smaller pages, or in fp8.
 TOGETHER, PAGES, SMALL_PAGES, FP8 = "together", "pages", "small pages", "fp8"
@@ -49,7 +49,7 @@ class Parts(NamedTuple):
     """Of the keys of a tile, as key_parts.h says."""
 
     least: int = 4  # blocks of a part
-    besides: int = 6  # what a part takes besides, in blocks
+    besides: int = 6  # the fixed cost of a part, in blocks
 
 
 class Tile(NamedTuple):
@@ -103,9 +103,10 @@ CONSTANTS = read_constants()
 
 
 def terms_of_time(of: Problem, kernel: str) -> tuple[float, ...]:
-    """1; the blocks of keys of the multiprocessor that has the most, half of them where all tiles have rows for one warpgroup
-    only; the waves of tiles, or of parts; all blocks of keys for each multiprocessor, half of those of tiles with rows for one
-    warpgroup only; the megabytes of q, k, v and out, and those of a copy; and the second term, without halves."""
+    """1; the blocks of keys on the busiest multiprocessor; the waves of tiles, or of parts; all blocks of keys, divided by the
+    number of multiprocessors; the megabytes of q, k, v and out, and those of a copy; and the second term again. A tile with at
+    most 64 rows counts half in the fourth term, because one of its two warpgroups has nothing to do; and in the second, if all
+    tiles are such."""
     tile = TILES[kernel]
     packed = heads_in_tile(of.group) if tile.packed else 1
     queries = tile.rows // packed
@@ -121,7 +122,8 @@ def terms_of_time(of: Problem, kernel: str) -> tuple[float, ...]:
     filled = 0.5 if rows_of_last <= ROWS_OF_WARPGROUP else 1.0
     average = (first + last) / 2
     blocks = units * ((tiles - 1) * average + filled * last) / MULTIPROCESSORS
-    # With the longest first, a multiprocessor takes every 132nd piece; but never one when another would end sooner.
+    # Longest first, a multiprocessor would take every 132nd piece. But the one that is free first takes the next piece, so none
+    # has more than the mean and one piece.
     shorter = (last - first) / parts * MULTIPROCESSORS * waves * (waves - 1) / 2 / max(1, pieces - 1)
     most = min(waves * last / parts - shorter, units * tiles * average / MULTIPROCESSORS + last / parts)
     copied = 2 * megabytes_of_rows(of, of.batch * of.seq_kv * of.kv_heads) if kernel.startswith(GATHERED) else 0.0
@@ -185,8 +187,9 @@ def times(of: Problem, kept: str = TOGETHER) -> dict[str, float]:
 
 
 def has_times(of: Problem, name: str) -> bool:
-    """Whether the constants of this name are for the problem, if the kernel takes it. Kernels that only divide keys have none
-    where they would not: they launch another one's kernel there. There must be room for the copies of those that gather."""
+    """Whether the constants `name` are for this problem, if the kernel takes it. A kernel that divides keys has constants only
+    where it does so. Where it does not, it launches another kernel, which has its own. There must be room for the copies of
+    those that gather."""
     if name == DECODE:
         return True
     if name.startswith(GATHERED):
@@ -205,7 +208,7 @@ def parts_of_item(of: Problem, tile: Tile) -> int:
 @lru_cache(4096)
 def fastest(of: Problem, with_decode: bool = False, *, kept: str = TOGETHER, hopper: bool = True) -> str:
     """The kernel's name; empty if no kernel takes such heads. With `with_decode` it may be decode_attention. Without
-    `hopper` it is v03_mma or decode_attention, by an H200's times."""
+    `hopper`, for keys and values side by side, it is v03_mma or decode_attention, by an H200's times."""
     able = {name: us for name, us in times(of, kept).items() if (name != DECODE or with_decode)}
     if not hopper:
         able = {name: us for name, us in able.items() if name in ("v03_mma", DECODE)}

@@ -18,8 +18,7 @@ DIMS, MOST_NEW = (64, 96, 128, 192, 256), 16
 # Slots of a page and new tokens that every kernel takes. v05_scored takes all others.
 PAGES, FEW_NEW = (16, 64, 256), 8
 # Rows of queries that share keys: up to so many, or over fewer keys, decode_attention's own kernels are the fastest. Above,
-# they read keys several times: 2 x 9 new tokens over 36,004 keys, 32/8 heads, take 153 us on an H200, but 83 with
-# v14_key_parts.
+# they read keys several times (docs/decode_attention.md has a time).
 FEW_ROWS, FEW_KEYS = 32, 256
 LEAST_SLOTS = 8  # of a page, for those kernels
 
@@ -99,10 +98,10 @@ def decode_attention(
 
     Sums are fp32 and out is rounded once. The device divides the work by the present lengths, so that a captured CUDA graph
     may be replayed after lengths, pages and their order have changed in place. `best` picks the kernel, which is compiled at
-    its first call. On sm_90, for heads of 64 or 128 and no mask, window, softcap, sinks or scales, it is a kernel of
-    `attention` where new tokens times heads / kv_heads are more than 32, and the caches have room for 256 keys. Works under
-    `torch.compile`. It has no backward: raises RuntimeError where one would be recorded. Raises ValueError for arguments that
-    do not fit."""
+    its first call. On sm_90 it is a kernel of `attention` if more than 32 rows of queries share keys (new * heads / kv_heads),
+    each sequence has room for at least 256 keys, pages have at least 8 slots, heads are of 64 or 128, and there is no mask,
+    window, softcap, sinks or scales. Works under `torch.compile`. It has no backward: raises RuntimeError where one would be
+    recorded. Raises ValueError for arguments that do not fit."""
     library.refuse_gradients("decode_attention", q, k_cache, v_cache, sinks, scales)
     if scales is None and k_cache.dtype == torch.float8_e4m3fn:
         raise ValueError("minfer.decode_attention takes scales beside caches of float8_e4m3fn, got None")

@@ -226,12 +226,12 @@ def _attends_with(kernel: str) -> Rule:
     return lambda shape, params: attention_kernel(shape, params) == kernel
 
 
-# Whether `attention` takes a kernel, over keys and values that are in no pages.
+# Whether `attention` takes a kernel: keys and values side by side, in q's dtype;
 mma, in_turns, no_maximum = _attends_with("v03_mma"), _attends_with("v05_pingpong"), _attends_with("v06_no_maximum")
 heads_together, compact = _attends_with("v07_short"), _attends_with("v08_compact")
 wide_heads, few_tiles = _attends_with("v13_wide_heads"), _attends_with("v14_key_parts")
 few_wide_tiles = _attends_with("v17_wide_parts")
-# Over pages, and over fp8.
+# in pages, or in fp8.
 paged_mma, boxes, short_boxes = (
     _attends_with("v09_paged"),
     _attends_with("v10_paged_boxes"),

@@ -210,7 +210,7 @@ SEEDED: tuple[str, dict[str, Edit]] = (
         "logits": ("row * p.stride", "0"),
     },
 )
-# And tests/functional/test_key_parts.py, one at a time; the second ones only of keys in fp8.
+# The mistakes for tests/functional/test_key_parts.py, planted one at a time. FP8_PARTS are for v16 only.
 KEY_PARTS: tuple[str, dict[str, Edit]] = (
     "prefill_attention-v14_key_parts",
     {

@@ -15,8 +15,8 @@ from tests.functional.test_attention import definition, near, random
 @pytest.mark.parametrize(("dim", "v_dim"), [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)])
 @pytest.mark.parametrize("queries", [1, 9, 16, 17])
 def test_few_queries_over_many_keys_are_of_decode_attention(queries, dim, v_dim, monkeypatch):
-    """As on a GPU: the result is the definition, also over a part of a longer cache, and who computes it is told apart, each
-    time that a call is repeated."""
+    """As on a GPU: the result is the definition, also over a part of a longer cache. The first call and three repeats agree on
+    whether decode_attention computes it."""
     own, counted = sys.modules["minfer.functional.attention"], []
     monkeypatch.setattr(own, "DEVICES_THAT_DIVIDE", ("cpu",))
     monkeypatch.setattr(own, "fastest", lambda of, *_, **__: DECODE if of.seq_kv > 60 else "")

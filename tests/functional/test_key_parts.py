@@ -160,7 +160,8 @@ def tried(
 def test_parts_add_up_to_the_same_bits_in_any_order_and_mistakes_are_seen(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mistakes are those of kernels that divide keys, so one that divides none fails."""
+    """The planted mistakes change divided keys only. If a kernel divided none, no mistake would be seen, and the test would
+    fail."""
     is_wide = name == "v17_wide_parts"
     edits = WIDE_PARTS[1] if is_wide else KEY_PARTS[1] | (FP8_PARTS[1] if "fp8" in name else {})
     kernel, mistakes = OP.kernels[name], list(edits.items())

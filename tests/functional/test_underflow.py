@@ -20,7 +20,7 @@ LN2 = 0.6931471805599453
 def test_small_weights_outlast_a_base_that_grows_by_more_than_an_exponent(tmp_path: Path) -> None:
     """v16_fp8_gathered takes the last block of keys first. A row's base becomes 0 there, a score of 30 leaves it as it is, and
     one of 128 then multiplies out by 2^-128, which is 0 in fp32. But the key with this score has a value of 0 in the first
-    column, so that 2^30 2^-128 is the result there. 768 keys are in two parts: the two keys are in one of them, or in both."""
+    column, so that 2^30 2^-128 is the result there. 768 keys make two parts. The two keys lie in one part, or one in each."""
     kernel = ops.get("prefill_attention").kernels["v16_fp8_gathered"]
     compiled_to = compiled(
         kernel, tmp_path, {1: {"root": ("0.5f", "1.0f")}, 2: {"halves": ("0.5f * exponent", "exponent")}}

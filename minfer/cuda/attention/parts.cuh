@@ -43,8 +43,8 @@ struct Merged {
 };
 
 // Adds `count` parts in their order, so that the bits do not depend on who adds them. It loads kBatch of them at a time, stats
-// and sums together, so that it waits once for all of a batch. kInHalves: each weight is applied as its root, twice, because it
-// would be 0 below 2^-126. So no part is lost that counts where the keys with the largest scores have values of exactly 0.
+// and sums together, so that it waits once for all of a batch. kInHalves: each weight is applied twice, as its square
+// root, as in OnlineRows::add_in_halves.
 template <int kBatch = 4, bool kInHalves = false, typename StatsOf, typename SumsOf>
 __device__ Merged merge(int count, StatsOf stats_of, SumsOf sums_of) {
   const auto weight_of = [](float exponent) { return exp2_approx(kInHalves ? 0.5f * exponent : exponent); };  //@ halves

@@ -34,7 +34,7 @@ __device__ void leave_sums(const Parts& results, const int& slot, const OnlineRo
   }
 }
 
-// Whether P has `scales`, those of keys and of values, and stands for values in fp8.
+// Whether keys and values were in fp8, so that P has the scales of both.
 template <typename P>
 constexpr bool kHasScales = requires(const P& p) { p.scales; };
 
@@ -56,7 +56,7 @@ __device__ void add_parts_of_row(const P& p, const Parts& results, int row, int 
     *p.lse_at(batch, w.s, query, head) = all.total > 0.0f ? (all.base + log2f(all.total)) * kLn2 : -INFINITY;
 }
 
-// The most blocks of `block_n` keys that so many neighbouring queries may see.
+// An upper limit of the blocks of `block_n` keys that so many adjacent queries see.
 template <typename T>
 int64_t most_blocks(const Attention<T>& p, int64_t queries, int block_n) {
   const int64_t around = int64_t(p.window) * (p.causal ? 1 : 2) + queries;
@@ -64,7 +64,7 @@ int64_t most_blocks(const Attention<T>& p, int64_t queries, int block_n) {
   return (keys + block_n - 1) / block_n;
 }
 
-// All lengths of packed sequences together are seq_q, so that they cannot have more tiles of so many queries than this.
+// An upper limit of the tiles of so many queries in packed sequences, whose lengths add up to seq_q.
 template <typename T>
 int most_tiles(const Attention<T>& p, int64_t queries) {
   return static_cast<int>((p.seq_q + p.batch * (queries - 1)) / queries);

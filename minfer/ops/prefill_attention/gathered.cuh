@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kGatherers)
   gather_rows<kDimV>(v + row * kDimV, p.v, offsets_of_v, keys, p.kv_heads);
 }
 
-// As CopyByThread, for v14's kernel over the copy.
+// As CopyByThread, but it waits for `gather` first.
 struct CopyGathered {
   static constexpr bool kStartsEarly = true;
 

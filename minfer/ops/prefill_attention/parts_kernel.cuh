@@ -130,7 +130,7 @@ Division divide_keys(const Attention<T>& p) {
   return {log_packed, order, count_parts(order.pieces(), most_blocks(p, queries, kKeys), multiprocessors())};
 }
 
-// Starts both kernels. `rows` are those of a box of keys.
+// Starts both kernels. `rows`: keys in one box of TMA.
 template <int kDim, typename P, typename Copy>
 void launch_divided(const P& p, const Division& division, int rows, const Copy& copy) {
   using T = typename P::Element;

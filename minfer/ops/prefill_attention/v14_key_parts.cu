@@ -1,4 +1,4 @@
-// v14_key_parts: v07 with keys in parts, for few queries over many keys: their items fill few waves, and the last one badly.
+// v14_key_parts: v07 with keys in parts, for few queries over many keys, whose items leave multiprocessors idle.
 // Idea: an item's blocks of keys are divided into parts, which thread blocks take as items (Flash-Decoding, Dao et al., 2023).
 // A part leaves its sums in memory in fp32, not divided, with the base and the sum of its exponentials. A second kernel adds up
 // the parts of each row in their order, and rounds once. So the bits do not depend on who takes a part. The host chooses how

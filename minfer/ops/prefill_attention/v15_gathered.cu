@@ -8,8 +8,8 @@
 // 347 us, and the copy moves 268 MB, which takes 90 us. v10 takes 513 us with pages of 16, v09 some 2200.
 // With keys in parts: 52 us with 9 queries over 50351 keys (8/1 heads of 128). v14's kernels take 35 us (v18_paged_parts), and
 // the copy moves 52 MB; with v06's kernel it took 486 us.
-// Measured (H200, bfloat16, padded, full, no, 16, batch=6, seq_q=64, seq_kv=16384, heads=32, kv_heads=8, head_dim=128): 254.7
-//   TFLOP/s cold; 453.7 % of torch.
+// Measured (H200, bfloat16, packed, full, no, 16, batch=1, seq_q=512, seq_kv=32768, heads=32, kv_heads=8, head_dim=128): 656.8
+//   TFLOP/s cold; 262.3 % of torch.
 #include "gathered.cuh"
 
 MINFER_PAGED_PREFILL_ATTENTION(prefill_attention_v15_gathered, minfer::launch_gathered)

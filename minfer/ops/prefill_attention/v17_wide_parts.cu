@@ -1,7 +1,7 @@
-// v17_wide_parts: v13 with keys in parts, for few queries over many keys: their tiles fill few waves, and the last one badly.
+// v17_wide_parts: v13 with keys in parts, for few queries over many keys, whose tiles leave multiprocessors idle.
 // Idea: v14's, for heads of 192 and 256, and of 192 with values of 128. A tile's blocks of keys are divided into parts, which
 // thread blocks take as v13 takes tiles. A part leaves its sums in memory in fp32, not divided, and a second kernel adds up the
-// parts of each row in their order. A part is v13's piece of work with other ends, so v13's loops, turns and ring stay as they
+// parts of each row in their order. A part is a tile with fewer blocks of keys, so v13's loops, turns and ring stay as they
 // are. Sums go to memory from registers, and nothing is written over q. Where whole tiles take no longer, v13's kernel is
 // launched.
 // Expected: 1 x 33 queries x 6352 keys, causal, 16/8 heads of 256, has 16 tiles of 50 blocks. On an H200 each has 8 parts of 6
