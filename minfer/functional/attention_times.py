@@ -24,6 +24,7 @@ ROWS_OF_WARPGROUP = 64  # of which a tile of 128 rows has two
 # How keys and values are kept: side by side, in pages of 8 slots or more, in smaller pages, or in fp8.
 TOGETHER, PAGES, SMALL_PAGES, FP8 = "together", "pages", "small pages", "fp8"
 MOST_COPIED = 2**29 / 1e6  # megabytes of keys and values that v15_gathered and v16_fp8_gathered copy
+MANY_KEYS = 2048  # from here on, keys are counted in whole blocks
 DIVIDED = ", divided"  # behind the name of a kernel that divides keys at some problems, for its times there
 
 
@@ -205,10 +206,17 @@ def parts_of_item(of: Problem, tile: Tile) -> int:
     return count_parts(items, math.ceil(of.seq_kv / tile.keys), *(tile.parts or Parts()))
 
 
-@lru_cache(4096)
 def fastest(of: Problem, with_decode: bool = False, *, kept: str = TOGETHER, hopper: bool = True) -> str:
     """The kernel's name; empty if no kernel takes such heads. With `with_decode` it may be decode_attention. Without
-    `hopper`, for keys and values side by side, it is v03_mma or decode_attention, by an H200's times."""
+    `hopper`, for keys and values side by side, it is v03_mma or decode_attention, by an H200's times. Long caches that grow by
+    a token at a time share an answer, because the models take tens of microseconds."""
+    if of.seq_kv >= MANY_KEYS and of.seq_kv >= 2 * of.seq_q:
+        of = of._replace(seq_kv=-(-of.seq_kv // SHORT.keys) * SHORT.keys)
+    return _fastest(of, with_decode, kept, hopper)
+
+
+@lru_cache(4096)
+def _fastest(of: Problem, with_decode: bool, kept: str, hopper: bool) -> str:
     able = {name: us for name, us in times(of, kept).items() if (name != DECODE or with_decode)}
     if not hopper:
         able = {name: us for name, us in able.items() if name in ("v03_mma", DECODE)}

@@ -121,6 +121,16 @@ def test_few_queries_over_many_keys_are_of_decode_attention():
     assert models.fastest(problem(64, 16, 16, 32, 4), True) != DECODE  # whose keys are few
 
 
+def test_a_cache_that_grows_by_a_token_is_chosen_for_once_in_64_times():
+    models._fastest.cache_clear()
+    for keys in range(40_000, 40_640):
+        assert models.fastest(problem(1, 17, keys)) == "v14_key_parts"
+    assert models._fastest.cache_info().misses <= 11
+    for keys in range(600, 700):  # the queries' own keys are counted one by one
+        models.fastest(problem(1, keys, keys))
+    assert models._fastest.cache_info().misses > 100
+
+
 @pytest.mark.parametrize("zero", ["batch", "seq_q", "seq_kv", "heads", "kv_heads"])
 def test_a_size_of_0_and_heads_that_do_not_fit_have_times(zero: str):
     for of in (problem()._replace(**{zero: 0}), problem(heads=16, kv_heads=64)):
