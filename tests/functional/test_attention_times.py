@@ -16,6 +16,7 @@ from minfer import ops
 from minfer.functional import attention_times as models
 from minfer.functional.attention_times import DECODE, Problem
 from minfer.functional.best import best
+from minfer.ops.prefill_attention import MOST_COPIED
 
 OP = ops.get("prefill_attention")
 PROMPTS = {"layout": "padded", "lengths": "full", "lse": "no", "page": "none", "quant": "none"}
@@ -179,5 +180,6 @@ def test_kernels_that_divide_keys_have_times_where_they_divide():
         assert models.has_times(long, kernel) and not models.has_times(short, kernel)
     assert models.has_times(short, "v15_gathered") and not models.has_times(long, "v15_gathered")
     assert models.has_times(long._replace(head_dim=96, v_dim=96), "v15_gathered")
+    assert models.MOST_COPIED * 1e6 == MOST_COPIED
     much = problem(1, 32, 1 << 18)  # a copy of 1 GiB
     assert not models.has_times(much, "v15_gathered") and not models.has_times(much, f"v15_gathered{models.DIVIDED}")
