@@ -32,7 +32,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ from minfer import ops
 from minfer.functional import best, decode_attention, library
 from minfer.functional.attention_times import DECODE, TOGETHER, Problem, fastest, how_kept
 from minfer.functional.decode_attention import DIMS, MOST_NEW, is_for_prefill
-from minfer.ops import Case, drawn
+from minfer.ops import Case, Kernel, drawn
 from minfer.ops.prefill_attention import baselines
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -128,6 +128,14 @@ def prompts(
         causal = rng.random() < 0.75
         kept = rng.choice(list(KEPT)[1:]) if paged else TOGETHER
         yield Prompts(dtype, batch, tokens, keys, model.heads, model.kv_heads, model.head_dim, v_dim, causal, kept)
+
+
+def takes(kernel: Kernel, kept: Sequence[str]) -> bool:
+    """Whether the kernel reads keys and values in any of these ways. The others need not be compiled."""
+    pages, quants = (kernel.params.get(name) for name in ("page", "quant"))
+    return any(
+        (not pages or page in pages) and (not quants or quant in quants) for page, quant in map(KEPT.__getitem__, kept)
+    )
 
 
 def kernels_for(of: Prompts) -> list[str]:
@@ -304,7 +312,8 @@ def main() -> None:
         return
     device = cold.find_hopper("attention_times.py --time")
     registered = ops.get("prefill_attention").kernels
-    run = {name: library.registered(registered[name], device) for name in KERNELS}
+    kept = [name for name in KEPT if (name == TOGETHER) != arguments.paged]
+    run = {name: library.registered(registered[name], device) for name in KERNELS if takes(registered[name], kept)}
     flushed, found, begin = cold.to_flush(device), [], time.monotonic()
     for number, of in enumerate(prompts(arguments.seed, arguments.tokens, arguments.keys, arguments.paged)):
         if time.monotonic() - begin > arguments.seconds:

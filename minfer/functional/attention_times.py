@@ -208,11 +208,16 @@ def parts_of_item(of: Problem, tile: Tile) -> int:
 
 def fastest(of: Problem, with_decode: bool = False, *, kept: str = TOGETHER, hopper: bool = True) -> str:
     """The kernel's name; empty if no kernel takes such heads. With `with_decode` it may be decode_attention. Without
-    `hopper`, for keys and values side by side, it is v03_mma or decode_attention, by an H200's times. Long caches that grow by
-    a token at a time share an answer, because the models take tens of microseconds."""
-    if of.seq_kv >= MANY_KEYS and of.seq_kv >= 2 * of.seq_q:
-        of = of._replace(seq_kv=-(-of.seq_kv // SHORT.keys) * SHORT.keys)
-    return _fastest(of, with_decode, kept, hopper)
+    `hopper`, for keys and values side by side, it is v03_mma or decode_attention, by an H200's times."""
+    return _fastest(in_blocks(of), with_decode, kept, hopper)
+
+
+def in_blocks(of: Problem) -> Problem:
+    """The problem with the keys of a long cache in whole blocks. So a cache that grows by a token at a time has one answer for
+    64 lengths: the models take tens of microseconds."""
+    if of.seq_kv < MANY_KEYS or of.seq_kv < 2 * of.seq_q:
+        return of
+    return of._replace(seq_kv=-(-of.seq_kv // SHORT.keys) * SHORT.keys)
 
 
 @lru_cache(4096)
@@ -225,7 +230,7 @@ def _fastest(of: Problem, with_decode: bool, kept: str, hopper: bool) -> str:
 
 def explained(of: Problem, kept: str = TOGETHER) -> str:
     """The times of the kernels, least first, such as "v08_compact 12.1 us, v07_short 14.9 us"."""
-    kernels = sorted((us, name) for name, us in times(of, kept).items() if name != DECODE)
+    kernels = sorted((us, name) for name, us in times(in_blocks(of), kept).items() if name != DECODE)
     return ", ".join(f"{name} {us:.1f} us" for us, name in kernels)
 
 

@@ -126,6 +126,7 @@ def test_a_cache_that_grows_by_a_token_is_chosen_for_once_in_64_times():
     models._fastest.cache_clear()
     for keys in range(40_000, 40_640):
         assert models.fastest(problem(1, 17, keys)) == "v14_key_parts"
+        assert models.explained(problem(1, 17, keys)).startswith("v14_key_parts")
     assert models._fastest.cache_info().misses <= 11
     for keys in range(600, 700):  # the queries' own keys are counted one by one
         models.fastest(problem(1, keys, keys))
